@@ -1,0 +1,110 @@
+"""What leaves the core: output events for the caller, decisions with their reasons for the journal."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """What one request cost. Times are on the engine's clock, in seconds."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    """Prompt tokens taken from the prefix cache at the first admission."""
+    recomputed_tokens: int
+    """Tokens computed again because a preemption dropped their KV."""
+    preemptions: int
+    arrival_s: float
+    admitted_s: float | None
+    first_token_s: float | None
+    finished_s: float
+    peak_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """Answer token number `index` (from 0) of a request."""
+
+    request_id: str
+    index: int
+    token: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The one terminal event of an accepted request. `stop_id` is the token that ended it."""
+
+    request_id: str
+    reason: FinishReason
+    stop_id: int | None
+    message: str
+    receipt: Receipt
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The one terminal event of a request that was not accepted: it can never fit, or a limit is reached."""
+
+    request_id: str
+    limit: str
+    message: str
+
+
+Event = Token | Finished | Refused
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """`cached_tokens` were found in `blocks_found` cached blocks; `blocks_allocated` are new."""
+
+    request_id: str
+    row: int
+    tokens: int
+    cached_tokens: int
+    blocks_found: int
+    blocks_allocated: int
+    resumed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """A request waits: `limit` names what is short, `missing` how much of it."""
+
+    request_id: str
+    limit: Literal["blocks", "watermark", "rows", "tokens", "behind"]
+    missing: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunked:
+    """A span shorter than the demand, because the token budget ended."""
+
+    request_id: str
+    granted: int
+    demand: int
+
+
+@dataclass(frozen=True, slots=True)
+class Preempted:
+    """A sequence gave up its blocks so that `beneficiary` can go on; its tokens stay."""
+
+    request_id: str
+    beneficiary: str
+    mode: Literal["recompute"]
+    blocks_released: int
+    tokens_to_recompute: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """A cached block was reused for `beneficiary`; the prefix it held is no longer cached."""
+
+    block: int
+    beneficiary: str
+
+
+Decision = Admitted | Deferred | Chunked | Preempted | Evicted

@@ -1,0 +1,45 @@
+"""What one caller wants: frozen, and fully checked before it reaches the core."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How the next token is drawn from the logits of one position.
+
+    `temperature` 0 takes the highest logit, the lowest id among equals. `top_k` 0 is off.
+    The draw is keyed by (`seed`, `branch`, position), never by who else is in the batch.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    branch: int = 0
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One prompt and how to continue it.
+
+    `stop_token_ids` end the answer once `min_tokens` are there; before that they are not drawn.
+    They hold the model's own end tokens too, unless the caller asked to ignore those.
+    `emitted` are answer tokens that an earlier engine has sent already (a restart resumes
+    with them); they count as answer. A lower `priority` value goes first.
+    """
+
+    id: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+    sampling: Sampling = Sampling()
+    min_tokens: int = 0
+    stop_token_ids: frozenset[int] = field(default_factory=frozenset)
+    priority: int = 0
+    salt: str = ""
+    use_cache: bool = True
+    emitted: tuple[int, ...] = ()

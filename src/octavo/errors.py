@@ -1,0 +1,94 @@
+"""Every error Octavo raises on purpose.
+
+OctavoError
+├── RequestError                 the caller's request cannot be honoured (HTTP 4xx)
+│   ├── InvalidRequest           400  a field is missing, unknown, of the wrong type or out of range
+│   ├── ContextLengthExceeded    400  prompt and answer do not fit into the model's context
+│   ├── UnknownModel             404  the model named is not the one served here
+│   ├── UnknownRoute             404  no such path
+│   ├── PayloadTooLarge          413  the body is larger than the server reads
+│   └── Overloaded               429  a queue limit is reached; try later
+├── SetupError                   the server cannot be set up as asked (CLI exit code 2)
+│   ├── ConfigError              a setting is out of range, or settings contradict each other
+│   ├── ModelFileError           a checkpoint is truncated, foreign, or not what its header says
+│   ├── ModelNotFound            a model reference names nothing that exists
+│   └── DownloadError            a model could not be fetched, or its hash is wrong
+└── EngineError                  500  Octavo failed; the message says in which request or step
+    └── EngineStopped            503  the engine is draining or has ended
+"""
+
+
+class OctavoError(Exception):
+    """Base of all errors raised on purpose. `str(error)` is one line a user can act on."""
+
+    status = 500
+    kind = "server_error"
+    code: str | None = None
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class RequestError(OctavoError):
+    status = 400
+    kind = "invalid_request_error"
+
+
+class InvalidRequest(RequestError):
+    code = "invalid_value"
+
+
+class ContextLengthExceeded(RequestError):
+    code = "context_length_exceeded"
+
+
+class UnknownModel(RequestError):
+    status = 404
+    code = "model_not_found"
+
+
+class UnknownRoute(RequestError):
+    status = 404
+    code = "not_found"
+
+
+class PayloadTooLarge(RequestError):
+    status = 413
+    code = "payload_too_large"
+
+
+class Overloaded(RequestError):
+    status = 429
+    kind = "overloaded_error"
+    code = "queue_full"
+
+
+class SetupError(OctavoError):
+    pass
+
+
+class ConfigError(SetupError):
+    pass
+
+
+class ModelFileError(SetupError):
+    pass
+
+
+class ModelNotFound(SetupError):
+    pass
+
+
+class DownloadError(SetupError):
+    pass
+
+
+class EngineError(OctavoError):
+    pass
+
+
+class EngineStopped(EngineError):
+    status = 503
+    code = "engine_stopped"

@@ -1,0 +1,190 @@
+"""The contract of every kernel: what a model may call, and what it gets.
+
+Symbols  T tokens in the batch, S sequences in it, D hidden size, V vocabulary, Hq query heads,
+         Hk key/value heads, E head size, B block size (a multiple of 16), R rows of logits.
+
+Activations are float32 and C-contiguous; weights, keys and values are bfloat16. A kernel that
+multiplies in bfloat16 rounds its activations on the way in.
+
+Rule of all ops (the same bits): an output row depends on its own input row alone. The order in
+which its sums are taken follows from the shapes of the weights and the row's position, never from
+T, from the number of threads, or from where a block lies. Rows are not checked for being finite.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+F32 = npt.NDArray[np.float32]
+I32 = npt.NDArray[np.int32]
+BF16 = npt.NDArray[Any]
+"""ml_dtypes.bfloat16"""
+
+TILE_TOKENS = 16
+
+Activation = Literal["silu", "gelu_tanh"]
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """How the KV of one block lies in memory.
+
+    A block holds `block_size` tokens of `layers` layers. The pool is one array
+    `[blocks, layers, 2, Hk, B / 16, 16 * E]` of bfloat16: a page (one layer of one block) is K then
+    V; each is, head by head, a run of 16-token tiles. Inside a tile
+
+        K  [E / 2][16 tokens][2]    pairs along the head dimension
+        V  [8][E][2]                pairs along the tokens
+
+    so that a tile is the right-hand operand of a bfloat16 matrix unit as it lies: K for q·Kᵀ,
+    V for p·V.
+    """
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    block_size: int = TILE_TOKENS
+
+    @property
+    def tiles(self) -> int:
+        return self.block_size // TILE_TOKENS
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one block's elements, without the leading block axis."""
+        return (self.layers, 2, self.kv_heads, self.tiles, TILE_TOKENS * self.head_dim)
+
+    @property
+    def block_bytes(self) -> int:
+        return 2 * self.layers * 2 * self.kv_heads * self.block_size * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class KVPages:
+    """The pages of one layer, as an op sees them.
+
+    `pool` is the whole pool `[blocks, *layout.shape]`; `layer` counts within the layer group;
+    `table` is the block table of each sequence in the batch, int32 `[S, W]`.
+    """
+
+    pool: BF16
+    layout: KVLayout
+    layer: int
+    table: I32
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One step as arrays: the tokens of S sequences back to back.
+
+    Shapes   tokens, positions int32 [T]; query_start int32 [S + 1], the rows of sequence s are
+             query_start[s] : query_start[s + 1]; context int32 [S], the number of positions of s
+             that have KV once this step has written its own; tables one int32 [S, W] a layer group;
+             logit_rows int32 [R], the rows whose logits are wanted.
+    Keeps    positions of a sequence are consecutive and end at context[s] - 1.
+    """
+
+    tokens: I32
+    positions: I32
+    query_start: I32
+    context: I32
+    tables: tuple[I32, ...]
+    logit_rows: I32
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """RMS normalisation: x / sqrt(mean(x²) + eps) · weight. `weight` float32 [D]."""
+
+    weight: F32
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary tables, float32 [positions, E_rot / 2]. Pairs are (i, i + E_rot / 2), as in the
+    checkpoints of transformers; loaders of other layouts reorder the weights instead."""
+
+    cos: F32
+    sin: F32
+
+
+class Packed(Protocol):
+    """A weight matrix [N, K] in the order in which a backend streams it. Opaque but for its shape."""
+
+    @property
+    def rows(self) -> int: ...
+    @property
+    def columns(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+
+class Ops(Protocol):
+    """One backend. Methods write into `out`, return nothing, and keep no reference to arguments."""
+
+    @property
+    def name(self) -> str:
+        """`reference`, or `native` with its instruction set: `native-avx2`."""
+
+    def pack(self, weight: BF16 | Sequence[BF16]) -> Packed:
+        """Pack [N, K] (several are stacked along N) for `linear` and `embed`. N, K are any size ≥ 1."""
+
+    def pack_gated(self, gate: BF16, up: BF16) -> Packed:
+        """Pack two [F, K] matrices so that `linear(..., gated=act)` gives act(gate·x) · (up·x)."""
+
+    def unpack(self, weight: Packed) -> BF16:
+        """The matrix [N, K] that was packed; for a gated pair gate over up, [2F, K]."""
+
+    def embed(self, table: Packed, tokens: I32, out: F32) -> None:
+        """out[t] = table[tokens[t]]. Shapes: tokens [T], out [T, D]."""
+
+    def linear(
+        self,
+        x: F32,
+        weight: Packed,
+        out: F32,
+        *,
+        norm: Norm | None = None,
+        bias: F32 | None = None,
+        add: bool = False,
+        gated: Activation | None = None,
+    ) -> None:
+        """out = act(norm(x) · weightᵀ + bias), added to what `out` holds if `add`.
+
+        Shapes   x [T, K], out [T, N], or [T, F] for a gated pair; bias [N] (gated: [2F], gate then up).
+        """
+
+    def rms_norm(self, x: F32, norm: Norm, out: F32) -> None:
+        """out[t] = norm(x[t]). Shapes: x, out [T, D]; they may be the same array."""
+
+    def rope_write_kv(self, qkv: F32, batch: Batch, rope: Rope | None, kv: KVPages) -> None:
+        """Rotate queries and keys in place, and write keys and values to their pages.
+
+        Shapes   qkv [T, (Hq + 2 Hk) · E], a row is queries, keys, values; Hq follows from the width.
+                 Rotation covers the first E_rot elements of each head; None rotates nothing.
+        """
+
+    def paged_attention(
+        self, qkv: F32, batch: Batch, kv: KVPages, out: F32, *, scale: float
+    ) -> None:
+        """Causal attention of each row's queries over positions 0 … its own, read through the table.
+
+        Shapes   qkv as left by `rope_write_kv`, out [T, Hq · E]. Query head h uses KV head h // (Hq / Hk).
+        Rule     softmax over partitions of 256 positions counted from 0, merged in order. Positions after
+                 the row's own and slots never written contribute exactly zero, even if they hold NaN.
+        Source   Kwon et al. 2023 (arXiv:2309.06180) §4.3; Milakov & Gimelshein 2018 (arXiv:1805.02867).
+        """
+
+    def copy_blocks(self, pool: BF16, sources: I32, targets: I32) -> None:
+        """pool[targets[i]] = pool[sources[i]], one after the other."""
+
+    def take_rows(self, x: F32, rows: I32, out: F32) -> None:
+        """out[r] = x[rows[r]]."""
+
+    def argmax(self, logits: F32, out: I32, logprob: F32) -> None:
+        """The first highest logit of each row and its log-probability. A row that holds NaN or +inf,
+        or no finite value, gives -1. Shapes: logits [R, V], out [R], logprob [R]."""

@@ -1,0 +1,28 @@
+"""Integer arithmetic and sizes, shared by every part."""
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+
+def ceil_div(numerator: int, denominator: int) -> int:
+    """The smallest integer at least `numerator / denominator`.
+
+    >>> ceil_div(300, 16)
+    19
+    """
+    return -(-numerator // denominator)
+
+
+def human_bytes(size_bytes: int) -> str:
+    """A size for people, in binary units.
+
+    >>> human_bytes(3 * 1024 * 1024 // 2)
+    '1.5 MiB'
+    """
+    size = float(size_bytes)
+    for unit in ("B", "KiB", "MiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"

@@ -1,0 +1,242 @@
+"""The meaning of every op, in plain numpy.
+
+Slow and without cleverness: each op is its formula, computed in float64 (the truth for tests of
+the other backends) or in float32. Rows go one by one wherever a sum is taken, so the rule of the
+same bits holds here too. The first part reads and writes single tokens in the tile layout of
+`KVLayout`; tests and movers use it to look into a page.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from octavo.ops.api import (
+    BF16,
+    F32,
+    I32,
+    TILE_TOKENS,
+    Activation,
+    Batch,
+    KVLayout,
+    KVPages,
+    Norm,
+    Packed,
+    Rope,
+)
+
+Floats = npt.NDArray[Any]
+"""float32 or float64, as the backend was asked to compute."""
+
+
+def key_page(pool: BF16, layout: KVLayout, block: int, layer: int) -> BF16:
+    """The keys of one page as a view `[Hk, B / 16, E / 2, 16, 2]`."""
+    shape = (layout.kv_heads, layout.tiles, layout.head_dim // 2, TILE_TOKENS, 2)
+    return pool[block, layer, 0].reshape(shape)
+
+
+def value_page(pool: BF16, layout: KVLayout, block: int, layer: int) -> BF16:
+    """The values of one page as a view `[Hk, B / 16, 8, E, 2]`."""
+    shape = (layout.kv_heads, layout.tiles, TILE_TOKENS // 2, layout.head_dim, 2)
+    return pool[block, layer, 1].reshape(shape)
+
+
+def write_token(
+    pool: BF16, layout: KVLayout, block: int, layer: int, offset: int, key: Floats, value: Floats
+) -> None:
+    """Put the key and value of the token at `offset` in `block`, rounded to the pool's dtype.
+
+    Shapes   key, value [Hk, E]; 0 <= offset < B.
+    """
+    tile, slot = divmod(offset, TILE_TOKENS)
+    pairs = key.reshape(layout.kv_heads, layout.head_dim // 2, 2)
+    key_page(pool, layout, block, layer)[:, tile, :, slot, :] = pairs.astype(pool.dtype)
+    values = value_page(pool, layout, block, layer)
+    values[:, tile, slot // 2, :, slot % 2] = value.astype(pool.dtype)
+
+
+def read_token(
+    pool: BF16, layout: KVLayout, block: int, layer: int, offset: int
+) -> tuple[BF16, BF16]:
+    """Copies of the key and the value [Hk, E] of the token at `offset` in `block`."""
+    tile, slot = divmod(offset, TILE_TOKENS)
+    key = key_page(pool, layout, block, layer)[:, tile, :, slot, :]
+    value = value_page(pool, layout, block, layer)[:, tile, slot // 2, :, slot % 2]
+    return key.reshape(layout.kv_heads, layout.head_dim), value.copy()
+
+
+def read_sequence(kv: KVPages, sequence: int, length: int) -> tuple[BF16, BF16]:
+    """The keys and values [length, Hk, E] of the first `length` positions of one sequence."""
+    shape = (length, kv.layout.kv_heads, kv.layout.head_dim)
+    keys, values = np.empty(shape, kv.pool.dtype), np.empty(shape, kv.pool.dtype)
+    for position in range(length):
+        block, offset = place(kv, sequence, position)
+        keys[position], values[position] = read_token(kv.pool, kv.layout, block, kv.layer, offset)
+    return keys, values
+
+
+def place(kv: KVPages, sequence: int, position: int) -> tuple[int, int]:
+    """The block that holds a position, and the position's offset in it."""
+    index, offset = divmod(position, kv.layout.block_size)
+    return int(kv.table[sequence, index]), offset
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A packed weight of the reference: the matrix itself, widened to the computing dtype."""
+
+    values: Floats
+
+    @property
+    def rows(self) -> int:
+        return int(self.values.shape[0])
+
+    @property
+    def columns(self) -> int:
+        return int(self.values.shape[1])
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.values.nbytes)
+
+
+class ReferenceOps:
+    """`Ops` in numpy. Pools may hold bfloat16 or any other float dtype: writes round to it."""
+
+    def __init__(self, dtype: npt.DTypeLike = np.float64) -> None:
+        self._dtype = np.dtype(dtype)
+
+    @property
+    def name(self) -> str:
+        return "reference"
+
+    def pack(self, weight: BF16 | Sequence[BF16]) -> Matrix:
+        parts = [weight] if isinstance(weight, np.ndarray) else list(weight)
+        return Matrix(np.concatenate([part.astype(self._dtype) for part in parts]))
+
+    def pack_gated(self, gate: BF16, up: BF16) -> Matrix:
+        return self.pack([gate, up])
+
+    def unpack(self, weight: Packed) -> BF16:
+        return _values(weight).astype(ml_dtypes.bfloat16)
+
+    def embed(self, table: Packed, tokens: I32, out: F32) -> None:
+        out[...] = _values(table)[tokens]
+
+    def linear(
+        self,
+        x: F32,
+        weight: Packed,
+        out: F32,
+        *,
+        norm: Norm | None = None,
+        bias: F32 | None = None,
+        add: bool = False,
+        gated: Activation | None = None,
+    ) -> None:
+        matrix = _values(weight)
+        for row, target in zip(x.astype(self._dtype), out, strict=True):
+            y = matrix @ (row if norm is None else _normed(row, norm))
+            if bias is not None:
+                y = y + bias
+            if gated is not None:
+                gate, up = np.split(y, 2)
+                y = _activated(gate, gated) * up
+            target[...] = target + y if add else y
+
+    def rms_norm(self, x: F32, norm: Norm, out: F32) -> None:
+        for row, target in zip(x.astype(self._dtype), out, strict=True):
+            target[...] = _normed(row, norm)
+
+    def rope_write_kv(self, qkv: F32, batch: Batch, rope: Rope | None, kv: KVPages) -> None:
+        heads = qkv.reshape(len(qkv), -1, kv.layout.head_dim)
+        kv_heads = kv.layout.kv_heads
+        for sequence, row, position in _rows(batch):
+            if rope is not None:
+                rotated = heads[row, :-kv_heads]
+                rotated[...] = _rotated(rotated.astype(self._dtype), rope, position)
+            block, offset = place(kv, sequence, position)
+            key, value = heads[row, -2 * kv_heads : -kv_heads], heads[row, -kv_heads:]
+            write_token(kv.pool, kv.layout, block, kv.layer, offset, key, value)
+
+    def paged_attention(
+        self, qkv: F32, batch: Batch, kv: KVPages, out: F32, *, scale: float
+    ) -> None:
+        kv_heads, head_dim = kv.layout.kv_heads, kv.layout.head_dim
+        queries = qkv.reshape(len(qkv), -1, head_dim)[:, : -2 * kv_heads]
+        group = queries.shape[1] // kv_heads
+        targets = out.reshape(queries.shape)
+        gathered = [
+            tuple(part.astype(self._dtype) for part in read_sequence(kv, sequence, int(length)))
+            for sequence, length in enumerate(batch.context)
+        ]
+        for sequence, row, position in _rows(batch):
+            keys, values = gathered[sequence]
+            for head, query in enumerate(queries[row].astype(self._dtype)):
+                seen = np.s_[: position + 1, head // group]
+                weights = _softmax(keys[seen] @ query * scale)
+                targets[row, head] = weights @ values[seen]
+
+    def copy_blocks(self, pool: BF16, sources: I32, targets: I32) -> None:
+        for source, target in zip(sources, targets, strict=True):
+            pool[target] = pool[source]
+
+    def take_rows(self, x: F32, rows: I32, out: F32) -> None:
+        out[...] = x[rows]
+
+    def argmax(self, logits: F32, out: I32, logprob: F32) -> None:
+        for index, row in enumerate(logits.astype(self._dtype)):
+            if np.isnan(row).any() or not np.isfinite(row.max()):
+                out[index], logprob[index] = -1, np.nan
+                continue
+            best = int(row.argmax())
+            out[index] = best
+            logprob[index] = -np.log(np.exp(row - row[best]).sum())
+
+
+def _values(weight: Packed) -> Floats:
+    assert isinstance(weight, Matrix), "a weight packed by another backend"
+    return weight.values
+
+
+def _rows(batch: Batch) -> list[tuple[int, int, int]]:
+    """(sequence, row, position) of every token of the batch."""
+    starts = batch.query_start
+    return [
+        (sequence, row, int(batch.positions[row]))
+        for sequence in range(len(starts) - 1)
+        for row in range(int(starts[sequence]), int(starts[sequence + 1]))
+    ]
+
+
+def _normed(row: Floats, norm: Norm) -> Floats:
+    result: Floats = row / np.sqrt(np.mean(row * row) + row.dtype.type(norm.eps)) * norm.weight
+    return result
+
+
+def _activated(gate: Floats, activation: Activation) -> Floats:
+    if activation == "silu":
+        with np.errstate(over="ignore"):  # exp(-gate) = inf is right: the result is -0
+            silu: Floats = gate / (1 + np.exp(-gate))
+        return silu
+    inner = np.sqrt(2 / np.pi).astype(gate.dtype) * (gate + 0.044715 * gate**3)
+    gelu: Floats = 0.5 * gate * (1 + np.tanh(inner))
+    return gelu
+
+
+def _rotated(heads: Floats, rope: Rope, position: int) -> Floats:
+    """Each head [.., E] with its pairs (i, i + E_rot / 2) turned by the angle of `position`."""
+    cos, sin = rope.cos[position], rope.sin[position]
+    half = len(cos)
+    first, second, rest = np.split(heads, [half, 2 * half], axis=-1)
+    turned = [first * cos - second * sin, second * cos + first * sin, rest]
+    return np.concatenate(turned, axis=-1)
+
+
+def _softmax(scores: Floats) -> Floats:
+    weights = np.exp(scores - scores.max())
+    result: Floats = weights / weights.sum()
+    return result

@@ -35,13 +35,15 @@ Floats = npt.NDArray[Any]
 def key_page(pool: BF16, layout: KVLayout, block: int, layer: int) -> BF16:
     """The keys of one page as a view `[Hk, B / 16, E / 2, 16, 2]`."""
     shape = (layout.kv_heads, layout.tiles, layout.head_dim // 2, TILE_TOKENS, 2)
-    return pool[block, layer, 0].reshape(shape)
+    page: BF16 = pool[block, layer, 0].reshape(shape)
+    return page
 
 
 def value_page(pool: BF16, layout: KVLayout, block: int, layer: int) -> BF16:
     """The values of one page as a view `[Hk, B / 16, 8, E, 2]`."""
     shape = (layout.kv_heads, layout.tiles, TILE_TOKENS // 2, layout.head_dim, 2)
-    return pool[block, layer, 1].reshape(shape)
+    page: BF16 = pool[block, layer, 1].reshape(shape)
+    return page
 
 
 def write_token(

@@ -1,0 +1,71 @@
+# make serve and make test do all set-up on a fresh machine with Python, make and a C++ compiler.
+# Everything made lies in .venv and build; stamps in .venv say what is done already.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+PORT ?= 8000
+NATIVE := CMakeLists.txt $(shell find native -type f 2>/dev/null)
+CPP := $(shell find native -name '*.cpp' -o -name '*.h' -o -name '*.hpp' 2>/dev/null)
+BUILD_NEEDS := 'scikit-build-core>=1.1' 'nanobind>=3.1'
+# The only range that installs as a plain CPU build; others fetch gigabytes.
+TORCH := torch==2.13.0
+
+.DEFAULT_GOAL := help
+.PHONY: help serve build test lint format types bench clean
+
+help:
+	@echo 'make serve   set up, fetch the demo model, start the server on port $(PORT)'
+	@echo 'make test    set up and run every test'
+	@echo 'make build   build and install Octavo into $(VENV)'
+	@echo 'make lint    ruff and clang-format        make types   mypy --strict'
+	@echo 'make format  put the sources in order     make bench   tokens/s on a chat mix'
+	@echo 'make clean   remove $(VENV) and build'
+
+serve: $(VENV)/.built
+	$(BIN)/octavo pull demo
+	$(BIN)/octavo serve --model demo --port $(PORT)
+
+build: $(VENV)/.built
+
+test: $(VENV)/.tested
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(PYTEST)
+
+lint: $(VENV)/.tested
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(if $(CPP),$(BIN)/clang-format --dry-run -Werror $(CPP))
+
+format: $(VENV)/.tested
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+	$(if $(CPP),$(BIN)/clang-format -i $(CPP))
+
+types: $(VENV)/.tested
+	$(BIN)/mypy --strict
+
+bench: $(VENV)/.built
+	$(BIN)/octavo bench throughput $(BENCH)
+
+clean:
+	rm -rf $(VENV) build dist
+
+$(VENV)/.made:
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# Built without isolation, so that a second build compiles only what changed.
+$(VENV)/.tools: $(VENV)/.made
+	$(PIP) install --quiet $(BUILD_NEEDS) $$(command -v cmake >/dev/null || echo cmake) \
+	  $$(command -v ninja >/dev/null || echo ninja)
+	@touch $@
+
+$(VENV)/.built: $(VENV)/.tools pyproject.toml $(NATIVE)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install --quiet --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.tested: $(VENV)/.built
+	$(BIN)/python -c 'import torch' 2>/dev/null || $(PIP) install --quiet $(TORCH)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install --quiet --no-build-isolation --editable '.[test]'
+	@touch $@

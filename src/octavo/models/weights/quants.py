@@ -1,0 +1,223 @@
+"""Dequantises the tensor encodings of GGUF to float32 and bfloat16.
+
+Each encoding stores a row as blocks of `block` elements in `block_bytes` bytes. d and m are float16
+scales, q the packed integers.
+
+    Q4_0  d q[16]                     d · (q − 8)             low nibbles first, then high ones
+    Q4_1  d m q[16]                   d · q + m
+    Q5_0  d h[4] q[16]                d · (q − 16)            fifth bits in h
+    Q5_1  d m h[4] q[16]              d · q + m
+    Q8_0  d q[32]                     d · q
+    Q4_K  d m s[12] q[128]            (d · s) · q − (m · t)   8 sub-blocks of 32, 6-bit s and t
+    Q5_K  d m s[12] h[32] q[128]      (d · s) · q − (m · t)
+    Q6_K  q[128] h[64] s[16] d        (d · s) · (q − 32)      16 sub-blocks of 16, signed 8-bit s
+
+Source  GGUF specification; ggml's block structures (github.com/ggml-org/ggml, src/ggml-common.h).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+U8 = npt.NDArray[np.uint8]
+F32 = npt.NDArray[np.float32]
+BF16 = npt.NDArray[Any]
+
+CHUNK_ELEMENTS = 32 * 1024
+"""Work is cut into pieces whose temporaries (float32, a few of them) stay in a core's own cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """How `block` elements lie in `block_bytes` bytes, and how to read them.
+
+    `decode` takes uint8 [blocks, block_bytes] and gives float32 [blocks, block].
+    """
+
+    block: int
+    block_bytes: int
+    decode: Callable[[U8], F32]
+
+    def nbytes(self, count: int) -> int:
+        return count // self.block * self.block_bytes
+
+
+def dequantize(kind: str, raw: U8) -> F32:
+    """All elements of a tensor stored as `kind`, float32 and flat."""
+    encoding = ENCODINGS[kind]
+    return encoding.decode(raw.reshape(-1, encoding.block_bytes)).reshape(-1)
+
+
+def dequantize_bf16(kind: str, raw: U8) -> BF16:
+    """The same rounded to bfloat16, ties to even, and flat.
+
+    Cost     about 2 ns an element; numpy releases the GIL, so tensors can be read in parallel.
+    """
+    if kind == "BF16":
+        return raw.view(ml_dtypes.bfloat16)
+    encoding = ENCODINGS[kind]
+    blocks = raw.reshape(-1, encoding.block_bytes)
+    out = np.empty((len(blocks), encoding.block), np.uint16)
+    step = CHUNK_ELEMENTS // encoding.block
+    for start in range(0, len(blocks), step):
+        values = encoding.decode(blocks[start : start + step])
+        _round_into(values, out[start : start + step])
+    return out.reshape(-1).view(ml_dtypes.bfloat16)
+
+
+def round_bf16(values: npt.NDArray[Any]) -> BF16:
+    """float32 or float16 values rounded to bfloat16, ties to even. NaN stays NaN."""
+    flat = values.reshape(-1)
+    out = np.empty(flat.size, np.uint16)
+    for start in range(0, flat.size, CHUNK_ELEMENTS):
+        chunk = flat[start : start + CHUNK_ELEMENTS].astype(np.float32, copy=False)
+        _round_into(chunk, out[start : start + CHUNK_ELEMENTS])
+    return out.reshape(values.shape).view(ml_dtypes.bfloat16)
+
+
+def _round_into(values: F32, out: npt.NDArray[np.uint16]) -> None:
+    bits = values.view(np.uint32)
+    rounded = bits >> np.uint32(16)
+    rounded &= np.uint32(1)
+    rounded += np.uint32(0x7FFF)
+    rounded += bits
+    rounded >>= np.uint32(16)
+    out[...] = rounded
+    finite = np.isfinite(values)
+    if not finite.all():  # the sum above can carry a NaN into the sign
+        out[~finite] = values[~finite].astype(ml_dtypes.bfloat16).view(np.uint16)
+
+
+def _scale(blocks: U8, start: int) -> F32:
+    """The float16 at byte `start` of each block, float32 [blocks, 1]."""
+    return blocks[:, start : start + 2].copy().view(np.float16).astype(np.float32)
+
+
+def _nibbles(packed: U8) -> U8:
+    """Low nibbles, then high ones, of each group: [..., n] to [..., 2n]."""
+    out = np.empty((*packed.shape[:-1], 2, packed.shape[-1]), np.uint8)
+    np.bitwise_and(packed, 15, out=out[..., 0, :])
+    np.right_shift(packed, 4, out=out[..., 1, :])
+    return out.reshape(*packed.shape[:-1], -1)
+
+
+def _fifth_bits(packed: U8) -> U8:
+    """Bit i of a block's four bytes, as 0 or 16: [blocks, 4] to [blocks, 32]."""
+    return np.unpackbits(packed, axis=1, bitorder="little") << np.uint8(4)
+
+
+def _decode_f32(blocks: U8) -> F32:
+    return blocks.view(np.float32)
+
+
+def _decode_f16(blocks: U8) -> F32:
+    return blocks.view(np.float16).astype(np.float32)
+
+
+def _decode_bf16(blocks: U8) -> F32:
+    return (blocks.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def _decode_q4_0(blocks: U8) -> F32:
+    out = (_nibbles(blocks[:, 2:]).view(np.int8) - np.int8(8)).astype(np.float32)
+    out *= _scale(blocks, 0)
+    return out
+
+
+def _decode_q4_1(blocks: U8) -> F32:
+    out = _nibbles(blocks[:, 4:]).astype(np.float32)
+    out *= _scale(blocks, 0)
+    out += _scale(blocks, 2)
+    return out
+
+
+def _decode_q5_0(blocks: U8) -> F32:
+    quants = _nibbles(blocks[:, 6:])
+    quants |= _fifth_bits(blocks[:, 2:6])
+    out = (quants.view(np.int8) - np.int8(16)).astype(np.float32)
+    out *= _scale(blocks, 0)
+    return out
+
+
+def _decode_q5_1(blocks: U8) -> F32:
+    quants = _nibbles(blocks[:, 8:])
+    quants |= _fifth_bits(blocks[:, 4:8])
+    out = quants.astype(np.float32)
+    out *= _scale(blocks, 0)
+    out += _scale(blocks, 2)
+    return out
+
+
+def _decode_q8_0(blocks: U8) -> F32:
+    out = blocks[:, 2:].view(np.int8).astype(np.float32)
+    out *= _scale(blocks, 0)
+    return out
+
+
+def _six_bit_scales(packed: U8) -> tuple[F32, F32]:
+    """Scales and minimums of the 8 sub-blocks, [blocks, 12] to two float32 [blocks, 8].
+
+    Bytes 0–3 hold the scales of sub-blocks 0–3, bytes 4–7 their minimums, six bits each; bytes 8–11
+    the low four bits of scales and minimums 4–7, whose high two bits top the earlier bytes.
+    """
+    first, second, third = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
+    scales = np.concatenate([first & 63, (third & 15) | ((first >> 2) & 48)], axis=1)
+    minimums = np.concatenate([second & 63, (third >> 4) | ((second >> 2) & 48)], axis=1)
+    return scales.astype(np.float32), minimums.astype(np.float32)
+
+
+def _affine_k(blocks: U8, quants: U8) -> F32:
+    """(d · s) · q − (m · t) for `quants` [blocks, 8, 32]."""
+    scales, minimums = _six_bit_scales(blocks[:, 4:16])
+    scales *= _scale(blocks, 0)
+    minimums *= _scale(blocks, 2)
+    out = quants.astype(np.float32)
+    out *= scales[:, :, None]
+    out -= minimums[:, :, None]
+    return out.reshape(-1, 256)
+
+
+def _decode_q4_k(blocks: U8) -> F32:
+    return _affine_k(blocks, _nibbles(blocks[:, 16:].reshape(-1, 4, 32)).reshape(-1, 8, 32))
+
+
+def _decode_q5_k(blocks: U8) -> F32:
+    quants = _nibbles(blocks[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
+    shifts = np.arange(8, dtype=np.uint8)[:, None]
+    high = (blocks[:, None, 16:48] >> shifts) & np.uint8(1)
+    high <<= np.uint8(4)
+    quants |= high
+    return _affine_k(blocks, quants)
+
+
+def _decode_q6_k(blocks: U8) -> F32:
+    # Two halves of 128: 64 bytes of low nibbles and 32 bytes of two-bit tops, for four runs of 32.
+    quants = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)
+    shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
+    high = (blocks[:, 128:192].reshape(-1, 2, 1, 32) >> shifts) & np.uint8(3)
+    high <<= np.uint8(4)
+    quants |= high
+    out = (quants.view(np.int8) - np.int8(32)).astype(np.float32).reshape(-1, 16, 16)
+    scales = blocks[:, 192:208].view(np.int8).astype(np.float32)
+    scales *= _scale(blocks, 208)
+    out *= scales[:, :, None]
+    return out.reshape(-1, 256)
+
+
+ENCODINGS = {
+    "F32": Encoding(1, 4, _decode_f32),
+    "F16": Encoding(1, 2, _decode_f16),
+    "BF16": Encoding(1, 2, _decode_bf16),
+    "Q4_0": Encoding(32, 18, _decode_q4_0),
+    "Q4_1": Encoding(32, 20, _decode_q4_1),
+    "Q5_0": Encoding(32, 22, _decode_q5_0),
+    "Q5_1": Encoding(32, 24, _decode_q5_1),
+    "Q8_0": Encoding(32, 34, _decode_q8_0),
+    "Q4_K": Encoding(256, 144, _decode_q4_k),
+    "Q5_K": Encoding(256, 176, _decode_q5_k),
+    "Q6_K": Encoding(256, 210, _decode_q6_k),
+}

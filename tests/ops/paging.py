@@ -1,0 +1,96 @@
+"""Sequences in a pool full of NaN: the common ground of the tests of everything that touches KV."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from octavo.ops.api import F32, Batch, KVLayout, KVPages, Ops, Rope
+from octavo.units import ceil_div
+
+NEVER = np.iinfo(np.int32).max // 2
+"""Fills the table entries that no op may follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """What one sequence would feed to attention, position by position: qkv [length, width]."""
+
+    qkv: F32
+
+    def __len__(self) -> int:
+        return len(self.qkv)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Positions [start, stop) of story number `story`."""
+
+    story: int
+    start: int
+    stop: int
+
+
+class PagedStories:
+    """Stories with block tables drawn at random from a pool whose every element is NaN."""
+
+    def __init__(
+        self,
+        rng: np.random.Generator,
+        stories: Sequence[Story],
+        layout: KVLayout,
+        layer: int,
+        dtype: npt.DTypeLike = ml_dtypes.bfloat16,
+    ) -> None:
+        counts = [ceil_div(len(story), layout.block_size) for story in stories]
+        blocks = sum(counts) + 3
+        self.pool = np.full((blocks, *layout.shape), np.nan, dtype)
+        self.tables = np.full((len(stories), max(counts) + 1), NEVER, np.int32)
+        ids = rng.permutation(blocks).astype(np.int32)
+        for table, count in zip(self.tables, counts, strict=True):
+            table[:count], ids = ids[:count], ids[count:]
+        self.stories, self.layout, self.layer = stories, layout, layer
+
+    def batch(self, parts: Sequence[Part]) -> tuple[F32, Batch, KVPages]:
+        """The rows of `parts` back to back, the batch that names them, and their pages."""
+        lengths = [part.stop - part.start for part in parts]
+        table = self.tables[[part.story for part in parts]]
+        positions = np.concatenate([np.arange(part.start, part.stop) for part in parts])
+        batch = Batch(
+            tokens=np.zeros(sum(lengths), np.int32),
+            positions=positions.astype(np.int32),
+            query_start=np.cumsum([0, *lengths]).astype(np.int32),
+            context=np.array([part.stop for part in parts], np.int32),
+            tables=(table,),
+            logit_rows=np.zeros(0, np.int32),
+        )
+        rows = [self.stories[part.story].qkv[part.start : part.stop] for part in parts]
+        pages = KVPages(pool=self.pool, layout=self.layout, layer=self.layer, table=table)
+        return np.ascontiguousarray(np.concatenate(rows)), batch, pages
+
+    def attend(
+        self, ops: Ops, parts: Sequence[Part], *, scale: float, rope: Rope | None = None
+    ) -> list[F32]:
+        """Write the KV of `parts` and attend, in one step; the output rows of each part."""
+        qkv, batch, pages = self.batch(parts)
+        query_heads = qkv.shape[1] // self.layout.head_dim - 2 * self.layout.kv_heads
+        out = np.full((len(qkv), query_heads * self.layout.head_dim), np.nan, np.float32)
+        ops.rope_write_kv(qkv, batch, rope, pages)
+        ops.paged_attention(qkv, batch, pages, out, scale=scale)
+        return np.split(out, batch.query_start[1:-1])
+
+
+def random_stories(
+    rng: np.random.Generator, lengths: Sequence[int], *, query_heads: int, layout: KVLayout
+) -> list[Story]:
+    """Stories of the given lengths with normal queries, keys and values."""
+    width = (query_heads + 2 * layout.kv_heads) * layout.head_dim
+    return [Story(rng.standard_normal((length, width), np.float32)) for length in lengths]
+
+
+def random_rope(rng: np.random.Generator, positions: int, rotary_dim: int) -> Rope:
+    """Tables of random angles: each pair and position has its own."""
+    angles = rng.uniform(0, 2 * np.pi, (positions, rotary_dim // 2))
+    return Rope(cos=np.cos(angles).astype(np.float32), sin=np.sin(angles).astype(np.float32))

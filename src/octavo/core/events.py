@@ -1,4 +1,4 @@
-"""What leaves the core: output events for the caller, decisions with their reasons for the journal."""
+"""What leaves the core: events for the caller, decisions and their reasons for the journal."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -47,7 +47,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The one terminal event of a request that was not accepted: it can never fit, or a limit is reached."""
+    """The one terminal event of a request not accepted: it can never fit, or a limit is reached."""
 
     request_id: str
     limit: str
@@ -72,10 +72,13 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """A request waits: `limit` names what is short, `missing` how much of it."""
+    """A request waits this step: `limit` names what is short, `missing` how much of it.
+
+    Of the requests not yet admitted only the first says so; the others wait behind it.
+    """
 
     request_id: str
-    limit: Literal["blocks", "watermark", "rows", "tokens", "behind"]
+    limit: Literal["blocks", "rows", "tokens", "in_flight"]
     missing: int
 
 

@@ -1,0 +1,43 @@
+"""BlockTable: which physical block holds each run of `block_size` positions of one sequence."""
+
+from octavo.units import ceil_div
+
+
+class BlockTable:
+    """Entry i is the block of positions [i · block_size, (i + 1) · block_size).
+
+    Keeps  it is as long as the positions it has been asked to cover need, and no longer.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._blocks: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __getitem__(self, index: int) -> int:
+        return self._blocks[index]
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        return tuple(self._blocks)
+
+    def missing(self, upto: int) -> int:
+        """How many blocks must be added to cover every position below `upto`.
+
+        >>> BlockTable(16).missing(300)
+        19
+        """
+        return max(0, ceil_div(upto, self._block_size) - len(self._blocks))
+
+    def grow(self, blocks: tuple[int, ...]) -> int:
+        """Append blocks; returns the index of the first."""
+        index = len(self._blocks)
+        self._blocks.extend(blocks)
+        return index
+
+    def clear(self) -> tuple[int, ...]:
+        """Forget all entries and return them."""
+        blocks, self._blocks = tuple(self._blocks), []
+        return blocks

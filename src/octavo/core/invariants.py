@@ -1,0 +1,74 @@
+"""check(): the books of a scheduler balance. Run after every step in tests."""
+
+from collections import Counter
+
+from octavo.core.prefix_cache import ABSENT
+from octavo.core.scheduler import Scheduler
+from octavo.core.sequence import NO_ROW, State
+from octavo.units import ceil_div
+
+
+def check(scheduler: Scheduler) -> None:
+    """Raises AssertionError naming the first book that does not balance."""
+    _check_blocks(scheduler)
+    _check_sequences(scheduler)
+    _check_cache(scheduler)
+
+
+def _check_blocks(scheduler: Scheduler) -> None:
+    pool = scheduler.manager.pool
+    free, cached, fenced = pool.states()
+    held = Counter(
+        block
+        for sequence in scheduler.running
+        for table in sequence.tables
+        for block in table.blocks
+    )
+    owned = set(held)
+    parts = (free, cached, fenced, owned)
+    assert sum(map(len, parts)) == pool.total == len(set().union(*parts)), (
+        f"free {len(free)} + cached {len(cached)} + fenced {len(fenced)} + owned {len(owned)}"
+        f" is not a partition of {pool.total} blocks"
+    )
+    for block in range(pool.total):
+        assert pool.references(block) == held[block], (
+            f"block {block} has {pool.references(block)} references, {held[block]} owners"
+        )
+
+
+def _check_sequences(scheduler: Scheduler) -> None:
+    size = scheduler.manager.block_size
+    rows = [sequence.row for sequence in scheduler.running]
+    assert len(set(rows)) == len(rows) <= scheduler.limits.sequences, f"rows {rows}"
+    for sequence in scheduler.running:
+        assert sequence.state is State.RUNNING
+        assert 0 <= sequence.computed <= sequence.scheduled <= sequence.length, sequence.id
+        covered = max(sequence.scheduled, sequence.computed)
+        for table in sequence.tables:
+            assert len(table) >= ceil_div(covered, size), f"{sequence.id}: table too short"
+            assert len(table) <= ceil_div(sequence.length, size), f"{sequence.id}: table too long"
+            assert len(set(table.blocks)) == len(table), f"{sequence.id}: a block stands twice"
+        _check_writable(scheduler, sequence.tables[0].blocks, sequence.computed)
+    for sequence in scheduler.waiting:
+        assert sequence.state is State.WAITING
+        assert sequence.row == NO_ROW
+        assert not any(len(table) for table in sequence.tables), f"{sequence.id} waits and owns"
+
+
+def _check_writable(scheduler: Scheduler, blocks: tuple[int, ...], computed: int) -> None:
+    """Blocks that will still be written to have one owner and are not published."""
+    manager = scheduler.manager
+    for block in blocks[computed // manager.block_size :]:
+        assert manager.pool.references(block) == 1, f"block {block} is shared and written to"
+        assert manager.cache is None or not manager.cache.publishes(block), (
+            f"block {block} is published and written to"
+        )
+
+
+def _check_cache(scheduler: Scheduler) -> None:
+    cache = scheduler.manager.cache
+    _, cached, _ = scheduler.manager.pool.states()
+    published = {} if cache is None else cache.published()
+    for block, (node, group) in published.items():
+        assert node.blocks[group] == block != ABSENT, f"block {block} and its prefix disagree"
+    assert cached <= set(published), "a cached block is published nowhere"

@@ -1,0 +1,45 @@
+"""Who goes first and who yields: pure functions over sequences."""
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Items
+
+from octavo.core.sequence import Sequence
+
+
+def service_order(running: Iterable[Sequence]) -> list[Sequence]:
+    """The order in which running sequences are offered the token budget.
+
+    Decodes first, those that waited longest before the others, so that each gets its turn when
+    the budget is smaller than their number; then the rest by rank.
+    """
+
+    def key(sequence: Sequence) -> tuple[bool, int, tuple[int, int]]:
+        decodes = sequence.demand == 1
+        return (not decodes, sequence.last_served if decodes else 0, sequence.rank)
+
+    return sorted(running, key=key)
+
+
+def by_rank(sequences: Iterable[Sequence]) -> list[Sequence]:
+    return sorted(sequences, key=lambda sequence: sequence.rank)
+
+
+def victim_for(sequence: Sequence, running: Items[Sequence]) -> Sequence | None:
+    """The latest arrival of the lowest priority, if it ranks below `sequence`, which must grow."""
+    last = max(running, key=lambda candidate: candidate.rank, default=None)
+    return last if last is not None and last.rank > sequence.rank else None
+
+
+def yielding_to(sequence: Sequence, running: Iterable[Sequence]) -> list[Sequence]:
+    """Who may be preempted to admit `sequence`: only lower priorities, the latest arrival first."""
+    lower = [other for other in running if other.request.priority > sequence.request.priority]
+    return sorted(lower, key=lambda other: other.rank, reverse=True)
+
+
+def headroom(sequence: Sequence, *, watermark: int, alone: bool, blocks: int) -> int:
+    """How many blocks must stay available when `sequence` is admitted.
+
+    Doubles with each preemption it has suffered, so that the number of preemptions of one request
+    is bounded by the logarithm of the pool. Nothing is held back from a sequence that runs alone.
+    """
+    return 0 if alone else min(watermark << sequence.preemptions, blocks)

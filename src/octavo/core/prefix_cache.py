@@ -1,0 +1,136 @@
+"""The prefix cache: which block holds the keys and values of which prefix.
+
+A `Prefix` is a node of a tree: sixteen tokens after a parent prefix, in one context. A node is
+found by its `BlockKey`, a strong hash of all that the content depends on, and a find compares
+tokens and parent too; so two nodes with the same content are the same object, and with a bad hash
+the cache finds less, never something wrong.
+
+    context ─ Prefix(tokens 0–15) ─ Prefix(16–31) ─ Prefix(32–47)
+                 blocks (7,)        blocks (2,)      blocks (-1,): evicted, a miss from here on
+
+Nodes live as long as somebody needs them: a child, a sequence, or a published block.
+"""
+
+import hashlib
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NewType
+from weakref import WeakValueDictionary
+
+BlockKey = NewType("BlockKey", bytes)
+HashFunction = Callable[[bytes], bytes]
+
+ABSENT = -1
+
+
+def sha256(content: bytes) -> bytes:
+    return hashlib.sha256(content).digest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """All that KV values depend on besides the tokens before them."""
+
+    model: str = ""
+    layout: str = ""
+    adapter: str = ""
+    salt: str = ""
+    attachments: tuple[str, ...] = ()
+
+    def encode(self) -> bytes:
+        """Tagged, length-prefixed fields: no two contexts share an encoding."""
+        fields = [(b"m", self.model), (b"l", self.layout), (b"a", self.adapter), (b"s", self.salt)]
+        fields += [(b"t", digest) for digest in self.attachments]
+        encoded = [(tag, value.encode()) for tag, value in fields]
+        return b"".join(tag + struct.pack("<Q", len(value)) + value for tag, value in encoded)
+
+
+class Prefix:
+    """One block of tokens after `parent`, and the physical block of each layer group."""
+
+    __slots__ = ("__weakref__", "blocks", "key", "parent", "tokens")
+
+    def __init__(
+        self, key: BlockKey, parent: "Prefix | Context", tokens: tuple[int, ...], groups: int
+    ) -> None:
+        self.key = key
+        self.parent = parent
+        self.tokens = tokens
+        self.blocks = [ABSENT] * groups
+
+    def holds(self, parent: "Prefix | Context", tokens: tuple[int, ...]) -> bool:
+        """Whether this node means exactly `tokens` after `parent`."""
+        return self.tokens == tokens and (self.parent is parent or self.parent == parent)
+
+
+class PrefixCache:
+    """Finds and publishes prefixes. It owns no block; the manager asks the pool."""
+
+    def __init__(
+        self, *, block_size: int, groups: int, hash_function: HashFunction = sha256
+    ) -> None:
+        self._block_size = block_size
+        self._groups = groups
+        self._hash = hash_function
+        self._nodes: WeakValueDictionary[BlockKey, Prefix] = WeakValueDictionary()
+        self._by_block: dict[int, tuple[Prefix, int]] = {}
+
+    def __len__(self) -> int:
+        """How many blocks are published."""
+        return len(self._by_block)
+
+    def extend(
+        self, chain: list[Prefix], context: Context, tokens: Sequence[int], upto: int
+    ) -> None:
+        """Append to `chain` the nodes of every full block of `tokens` below position `upto`.
+
+        Cost     one hash a new block.
+        """
+        size = self._block_size
+        for start in range(len(chain) * size, upto - size + 1, size):
+            parent: Prefix | Context = chain[-1] if chain else context
+            chain.append(self._node(parent, tuple(tokens[start : start + size])))
+
+    def _node(self, parent: Prefix | Context, tokens: tuple[int, ...]) -> Prefix:
+        key = self._key(parent, tokens)
+        node = self._nodes.get(key)
+        if node is not None and node.holds(parent, tokens):
+            return node
+        fresh = Prefix(key, parent, tokens, self._groups)
+        if (
+            node is None
+        ):  # with a collision the older node keeps the key, the fresh one stays private
+            self._nodes[key] = fresh
+        return fresh
+
+    def _key(self, parent: Prefix | Context, tokens: tuple[int, ...]) -> BlockKey:
+        head = parent.key if isinstance(parent, Prefix) else self._hash(parent.encode())
+        return BlockKey(self._hash(head + struct.pack(f"<{len(tokens)}q", *tokens)))
+
+    def match(self, chain: Sequence[Prefix], limit: int) -> int:
+        """How many of the first `limit` nodes of `chain` have a block in every layer group."""
+        for index, node in enumerate(chain[:limit]):
+            if ABSENT in node.blocks:
+                return index
+        return min(limit, len(chain))
+
+    def publish(self, node: Prefix, group: int, block: int) -> bool:
+        """Let `block` stand for `node`. False if another block does, or if the node is private."""
+        if node.blocks[group] != ABSENT or self._nodes.get(node.key) is not node:
+            return False
+        node.blocks[group] = block
+        self._by_block[block] = (node, group)
+        return True
+
+    def publishes(self, block: int) -> bool:
+        return block in self._by_block
+
+    def forget(self, block: int) -> None:
+        """The content of `block` is about to be overwritten."""
+        node, group = self._by_block.pop(block)
+        node.blocks[group] = ABSENT
+
+    def published(self) -> dict[int, tuple[Prefix, int]]:
+        """Every published block with its node and layer group, for audits."""
+        return dict(self._by_block)

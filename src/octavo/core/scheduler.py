@@ -1,0 +1,410 @@
+"""Scheduler: decides, step by step, which positions of which sequences are computed.
+
+    submit ─▶ waiting ── admit ──▶ running ── commit ──▶ finished
+                 ▲                    │
+                 └───── preempt ──────┘
+
+Four calls change state: submit, cancel, plan, commit. None reads a clock or does I/O. Several plans
+may be in flight; they are committed in the order in which they were made.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from octavo.core import policy
+from octavo.core.block_manager import Admission, BlockManager
+from octavo.core.block_pool import Shortage
+from octavo.core.budget import Budget, Limits
+from octavo.core.events import (
+    Admitted,
+    Chunked,
+    Decision,
+    Deferred,
+    Event,
+    Evicted,
+    Finished,
+    FinishReason,
+    Preempted,
+    Refused,
+    Token,
+)
+from octavo.core.plan import (
+    Bind,
+    BlockCopy,
+    RowFailed,
+    Sampled,
+    Span,
+    StepPlan,
+    StepResult,
+    TableWrite,
+)
+from octavo.core.prefix_cache import Context
+from octavo.core.request import Request
+from octavo.core.sequence import Sequence, State
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the start."""
+
+    steps: int = 0
+    tokens_computed: int = 0
+    tokens_sampled: int = 0
+    tokens_recomputed: int = 0
+    preemptions: int = 0
+    evictions: int = 0
+    prefix_tokens_queried: int = 0
+    prefix_tokens_hit: int = 0
+    finished: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One sequence's share of a plan."""
+
+    sequence: Sequence
+    epoch: int
+    span: Span
+
+
+class _Draft:
+    """A plan in the making: what each sequence is granted, until it is closed."""
+
+    def __init__(self, plan_id: int, budget: Budget) -> None:
+        self.id = plan_id
+        self.budget = budget
+        self.grants: dict[Sequence, int] = {}
+        self.binds: list[Bind] = []
+        self.writes: list[TableWrite] = []
+        self.copies: list[BlockCopy] = []
+        self.decisions: list[Decision] = []
+        self.preempted = False
+
+    def evicted(self, blocks: tuple[int, ...], sequence: Sequence) -> None:
+        self.decisions += [Evicted(block, sequence.id) for block in blocks]
+
+
+class Scheduler:
+    """Symbols  a rank is (priority value, arrival): the lower goes first.
+
+    Keeps    the sequence of the lowest rank can always progress: others yield their blocks to it.
+             Every submitted request ends in exactly one Finished or Refused.
+    """
+
+    def __init__(
+        self, manager: BlockManager, limits: Limits, *, context: Context | None = None
+    ) -> None:
+        self.manager = manager
+        self.limits = limits
+        self.counters = Counters()
+        self._context = context or Context()
+        self._waiting: list[Sequence] = []
+        self._running: list[Sequence] = []
+        self._by_id: dict[str, Sequence] = {}
+        self._rows = list(range(limits.sequences - 1, -1, -1))
+        self._in_flight: deque[tuple[StepPlan, tuple[_Part, ...]]] = deque()
+        self._arrivals = 0
+        self._plans = 0
+
+    @property
+    def waiting(self) -> tuple[Sequence, ...]:
+        return tuple(self._waiting)
+
+    @property
+    def running(self) -> tuple[Sequence, ...]:
+        return tuple(self._running)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing runs, waits or is in flight."""
+        return not (self._waiting or self._running or self._in_flight)
+
+    def submit(self, request: Request, now: float) -> tuple[Event, ...]:
+        """Queue a request, or say why it cannot be taken.
+
+        Returns  nothing, or one terminal event.
+        """
+        refusal = self._refusal(request)
+        if refusal is not None:
+            return (refusal,)
+        sequence = Sequence(
+            request,
+            order=self._arrivals,
+            context=self._context_of(request),
+            block_size=self.manager.block_size,
+            groups=self.manager.groups,
+            now=now,
+        )
+        self._arrivals += 1
+        ending = sequence.ending() if request.emitted else None
+        if ending is not None:
+            return (self._finished(sequence, *ending, now),)
+        self._by_id[request.id] = sequence
+        self._queue(sequence)
+        return ()
+
+    def cancel(self, request_id: str, now: float) -> tuple[Event, ...]:
+        """End a request wherever it is; nothing if it has ended already."""
+        sequence = self._by_id.get(request_id)
+        return () if sequence is None else (self._end(sequence, "abort", None, now),)
+
+    def plan(self, now: float) -> StepPlan | None:
+        """Decide the next step; None when there is nothing to compute."""
+        draft = _Draft(self._plans, Budget(self.limits.tokens))
+        self._grant(draft)
+        self._secure(draft)
+        if not draft.preempted:
+            self._admit_waiting(draft, now)
+        return self._close(draft)
+
+    def commit(self, plan: StepPlan, result: StepResult, now: float) -> tuple[Event, ...]:
+        """Take in what a step computed; plans are committed in the order they were made."""
+        committed, parts = self._in_flight.popleft()
+        assert committed is plan, f"plan {plan.id} is not the oldest in flight"
+        assert result.plan_id == plan.id, f"result of plan {result.plan_id} for plan {plan.id}"
+        outcomes = {outcome.row: outcome for outcome in result.outcomes}
+        events: list[Event] = []
+        for part in parts:
+            events += self._take_in(part, outcomes.get(part.span.row), now)
+        return tuple(events)
+
+    # --- submit
+
+    def _refusal(self, request: Request) -> Refused | None:
+        needed = self.manager.blocks_for(len(request.prompt) + request.max_tokens - 1)
+        if needed > self.manager.pool.total:
+            return Refused(
+                request.id,
+                "blocks",
+                f"prompt and answer need {needed} KV blocks, the pool has {self.manager.pool.total}",
+            )
+        if self.limits.waiting is not None and len(self._waiting) >= self.limits.waiting:
+            return Refused(request.id, "waiting", f"{len(self._waiting)} requests wait already")
+        if request.id in self._by_id:
+            return Refused(request.id, "id", f"a request with id {request.id!r} is live")
+        return None
+
+    def _context_of(self, request: Request) -> Context:
+        base = self._context
+        return Context(
+            model=base.model, layout=base.layout, adapter=base.adapter, salt=request.salt
+        )
+
+    def _queue(self, sequence: Sequence) -> None:
+        self._waiting.append(sequence)
+        self._waiting.sort(key=lambda waiting: waiting.rank)
+
+    # --- plan
+
+    def _grant(self, draft: _Draft) -> None:
+        """Hand the token budget to the running sequences."""
+        for sequence in policy.service_order(self._running):
+            demand = sequence.demand
+            granted = draft.budget.grant(demand)
+            if granted:
+                draft.grants[sequence] = granted
+            if granted < demand:
+                draft.decisions.append(self._short_of_tokens(sequence, granted, demand))
+
+    @staticmethod
+    def _short_of_tokens(sequence: Sequence, granted: int, demand: int) -> Decision:
+        if granted:
+            return Chunked(sequence.id, granted, demand)
+        return Deferred(sequence.id, "tokens", demand)
+
+    def _secure(self, draft: _Draft) -> None:
+        """Find blocks for every grant, by rank; who ranks last yields, or waits in place."""
+        for sequence in policy.by_rank(draft.grants):
+            while sequence in draft.grants:
+                upto = sequence.scheduled + draft.grants[sequence]
+                reservation = self.manager.reserve(sequence, upto)
+                if not isinstance(reservation, Shortage):
+                    draft.writes += reservation.writes
+                    draft.evicted(reservation.evicted, sequence)
+                    break
+                victim = policy.victim_for(sequence, self._running)
+                if victim is None:
+                    draft.budget.refund(draft.grants.pop(sequence))
+                    draft.decisions.append(Deferred(sequence.id, "blocks", reservation.blocks))
+                else:
+                    self._preempt(victim, sequence, draft)
+
+    def _preempt(self, victim: Sequence, beneficiary: Sequence, draft: _Draft) -> None:
+        draft.budget.refund(draft.grants.pop(victim, 0))
+        draft.writes = [write for write in draft.writes if write.row != victim.row]
+        draft.preempted = True
+        self.counters.preemptions += 1
+        lost = victim.computed
+        self._running.remove(victim)
+        self._rows.append(victim.row)
+        released = self.manager.release(victim)
+        victim.preempt()
+        self._queue(victim)
+        draft.decisions.append(Preempted(victim.id, beneficiary.id, "recompute", released, lost))
+
+    def _admit_waiting(self, draft: _Draft, now: float) -> None:
+        """Admit by rank until a limit is reached; nobody overtakes the first who must wait."""
+        while self._waiting and not draft.preempted:
+            sequence = self._waiting[0]
+            deferred = self._admit(sequence, draft, now)
+            if deferred is not None:
+                draft.decisions.append(deferred)
+                return
+
+    def _admit(self, sequence: Sequence, draft: _Draft, now: float) -> Deferred | None:
+        if sequence.promised:
+            return Deferred(sequence.id, "in_flight", sequence.promised)
+        if draft.budget.left == 0:
+            return Deferred(sequence.id, "tokens", sequence.demand)
+        if not self._rows and not self._make_way(sequence, 0, draft):
+            return Deferred(sequence.id, "rows", 1)
+        admission = self._try_blocks(sequence)
+        if isinstance(admission, Shortage) and self._make_way(sequence, admission.blocks, draft):
+            admission = self._try_blocks(sequence)
+        if isinstance(admission, Shortage):
+            return Deferred(sequence.id, "blocks", admission.blocks)
+        self._start(sequence, admission, draft, now)
+        return None
+
+    def _try_blocks(self, sequence: Sequence) -> Admission | Shortage:
+        headroom = policy.headroom(
+            sequence,
+            watermark=self.limits.watermark_blocks,
+            alone=not self._running,
+            blocks=self.manager.pool.total,
+        )
+        return self.manager.admit(sequence, self._rows[-1], headroom=headroom)
+
+    def _make_way(self, sequence: Sequence, blocks: int, draft: _Draft) -> bool:
+        """Preempt lower priorities for a row and `blocks` more blocks; or touch nobody."""
+        victims: list[Sequence] = []
+        for candidate in policy.yielding_to(sequence, self._running):
+            victims.append(candidate)
+            blocks -= self.manager.reclaimable(candidate)
+            if blocks <= 0:
+                break
+        if blocks > 0 or not victims:
+            return False
+        for victim in victims:
+            self._preempt(victim, sequence, draft)
+        return True
+
+    def _start(self, sequence: Sequence, admission: Admission, draft: _Draft, now: float) -> None:
+        resumed = sequence.preemptions > 0
+        self._waiting.remove(sequence)
+        self._running.append(sequence)
+        row = self._rows.pop()
+        sequence.admit(row=row, cached=admission.cached_tokens, now=now)
+        draft.binds.append(Bind(row, sequence.request))
+        draft.writes += admission.writes
+        draft.copies += admission.copies
+        draft.evicted(admission.evicted, sequence)
+        draft.decisions.append(
+            Admitted(
+                sequence.id,
+                row,
+                sequence.length,
+                admission.cached_tokens,
+                admission.blocks_found,
+                admission.blocks_allocated,
+                resumed,
+            )
+        )
+        if not resumed:
+            self.counters.prefix_tokens_queried += sequence.length
+            self.counters.prefix_tokens_hit += admission.cached_tokens
+        demand = sequence.demand
+        draft.grants[sequence] = granted = draft.budget.grant(demand)
+        if granted < demand:
+            draft.decisions.append(Chunked(sequence.id, granted, demand))
+
+    def _close(self, draft: _Draft) -> StepPlan | None:
+        if not draft.grants:
+            return None
+        parts = tuple(self._part(sequence, count) for sequence, count in draft.grants.items())
+        for sequence, count in draft.grants.items():
+            sequence.schedule(count, draft.id)
+        plan = StepPlan(
+            id=draft.id,
+            binds=tuple(draft.binds),
+            writes=tuple(draft.writes),
+            copies=tuple(draft.copies),
+            spans=tuple(part.span for part in parts),
+            decisions=tuple(draft.decisions),
+        )
+        self._plans += 1
+        self.counters.steps += 1
+        self.counters.tokens_computed += sum(draft.grants.values())
+        self.counters.evictions += sum(isinstance(d, Evicted) for d in draft.decisions)
+        self._in_flight.append((plan, parts))
+        return plan
+
+    @staticmethod
+    def _part(sequence: Sequence, count: int) -> _Part:
+        start, stop = sequence.scheduled, sequence.scheduled + count
+        span = Span(
+            row=sequence.row,
+            start=start,
+            stop=stop,
+            tokens=tuple(sequence.tokens[start:stop]),
+            samples=stop == sequence.length,
+        )
+        return _Part(sequence, sequence.epoch, span)
+
+    # --- commit
+
+    def _take_in(self, part: _Part, outcome: Sampled | RowFailed | None, now: float) -> list[Event]:
+        sequence = part.sequence
+        if sequence.state is State.FINISHED:
+            return []
+        if isinstance(outcome, RowFailed):
+            return [self._end(sequence, "error", None, now, outcome.message)]
+        if sequence.epoch == part.epoch:
+            sequence.compute(part.span.start, part.span.stop)
+            self.manager.seal(sequence)
+        if not part.span.samples:
+            return []
+        assert outcome is not None, f"{sequence.id}: the step sampled nothing"
+        return self._append(sequence, outcome, now)
+
+    def _append(self, sequence: Sequence, outcome: Sampled, now: float) -> list[Event]:
+        sequence.append(outcome.token, now)
+        self.counters.tokens_sampled += 1
+        index = sequence.answer_length - 1
+        events: list[Event] = [Token(sequence.id, index, outcome.token, outcome.logprob)]
+        ending = sequence.ending()
+        if ending is not None:
+            events.append(self._end(sequence, *ending, now))
+        return events
+
+    def _end(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        stop_id: int | None,
+        now: float,
+        message: str = "",
+    ) -> Finished:
+        """Free all that the sequence holds. Steps in flight that still name it change nothing."""
+        if sequence.state is State.RUNNING:
+            self._running.remove(sequence)
+            self._rows.append(sequence.row)
+            self.manager.release(sequence)
+        else:
+            self._waiting.remove(sequence)
+        del self._by_id[sequence.id]
+        return self._finished(sequence, reason, stop_id, now, message)
+
+    def _finished(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        stop_id: int | None,
+        now: float,
+        message: str = "",
+    ) -> Finished:
+        sequence.become(State.FINISHED)
+        receipt = sequence.receipt(now)
+        self.counters.finished[reason] = self.counters.finished.get(reason, 0) + 1
+        self.counters.tokens_recomputed += receipt.recomputed_tokens
+        return Finished(sequence.id, reason, stop_id, message, receipt)

@@ -1,0 +1,157 @@
+"""Sequence: one request on its way, as a token list and watermarks.
+
+    0 ───────── computed ───────── scheduled ───────── length
+      KV is there      in flight          demand
+
+There is no prefill or decode phase: a step computes some of the demand, and the token after the
+last position is sampled when it reaches the length. Preemption sets both watermarks to 0; tokens
+stay. The epoch tells results of before from those of after.
+"""
+
+from enum import Enum
+
+from octavo.core.block_table import BlockTable
+from octavo.core.events import FinishReason, Receipt
+from octavo.core.prefix_cache import Context, Prefix
+from octavo.core.request import Request
+
+NO_ROW = -1
+
+
+class State(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+TRANSITIONS: dict[State, frozenset[State]] = {
+    State.WAITING: frozenset({State.RUNNING, State.FINISHED}),
+    State.RUNNING: frozenset({State.WAITING, State.FINISHED}),
+    State.FINISHED: frozenset(),
+}
+
+
+class Sequence:
+    """Keeps  computed ≤ scheduled ≤ length; owns a row and blocks only while RUNNING."""
+
+    def __init__(
+        self,
+        request: Request,
+        *,
+        order: int,
+        context: Context,
+        block_size: int,
+        groups: int,
+        now: float,
+    ) -> None:
+        self.request = request
+        self.order = order
+        self.context = context
+        self.tokens = [*request.prompt, *request.emitted]
+        self.state = State.WAITING
+        self.row = NO_ROW
+        self.epoch = 0
+        self.computed = 0
+        self.scheduled = 0
+        self.promised = 0
+        """Tokens that steps in flight will sample."""
+        self.tables = tuple(BlockTable(block_size) for _ in range(groups))
+        self.prefixes: list[Prefix] = []
+        self.sealed = 0
+        """Leading blocks whose content is final and was offered to the prefix cache."""
+        self.last_served = -1
+        self._reached = 0
+        self._cached_tokens = 0
+        self._recomputed_tokens = 0
+        self.preemptions = 0
+        self._peak_blocks = 0
+        self._arrival_s = now
+        self._admitted_s: float | None = None
+        self._first_token_s: float | None = None
+
+    @property
+    def id(self) -> str:
+        return self.request.id
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Who goes first: lower priority value, then earlier arrival."""
+        return (self.request.priority, self.order)
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens) + self.promised
+
+    @property
+    def answer_length(self) -> int:
+        return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def last_position(self) -> int:
+        """One past the last position that can ever need KV: the final token needs none."""
+        return len(self.request.prompt) + self.request.max_tokens - 1
+
+    @property
+    def demand(self) -> int:
+        return max(0, min(self.length, self.last_position) - self.scheduled)
+
+    def become(self, state: State) -> None:
+        assert state in TRANSITIONS[self.state], f"{self.id}: {self.state} → {state}"
+        self.state = state
+
+    def admit(self, *, row: int, cached: int, now: float) -> None:
+        self.become(State.RUNNING)
+        self.row = row
+        self.computed = self.scheduled = cached
+        if self._admitted_s is None:
+            self._admitted_s = now
+            self._cached_tokens = cached
+
+    def preempt(self) -> None:
+        """Lose row and KV; keep tokens. Results in flight belong to the epoch before."""
+        self.become(State.WAITING)
+        self.row = NO_ROW
+        self.epoch += 1
+        self.computed = self.scheduled = self.sealed = 0
+        self.preemptions += 1
+
+    def schedule(self, count: int, plan_id: int) -> None:
+        self.scheduled += count
+        self.last_served = plan_id
+        if self.scheduled == self.length:
+            self.promised += 1
+        self._peak_blocks = max(self._peak_blocks, sum(len(table) for table in self.tables))
+
+    def compute(self, start: int, stop: int) -> None:
+        self.computed = stop
+        self._recomputed_tokens += max(0, min(stop, self._reached) - start)
+        self._reached = max(self._reached, stop)
+
+    def append(self, token: int, now: float) -> None:
+        self.promised -= 1
+        self.tokens.append(token)
+        if self._first_token_s is None:
+            self._first_token_s = now
+
+    def ending(self) -> tuple[FinishReason, int | None] | None:
+        """Whether the newest token ends the answer, and why."""
+        token = self.tokens[-1]
+        if token in self.request.stop_token_ids and self.answer_length > self.request.min_tokens:
+            return ("stop", token)
+        if self.answer_length >= self.request.max_tokens:
+            return ("length", None)
+        return None
+
+    def receipt(self, now: float) -> Receipt:
+        return Receipt(
+            prompt_tokens=len(self.request.prompt),
+            completion_tokens=self.answer_length,
+            cached_tokens=self._cached_tokens,
+            recomputed_tokens=self._recomputed_tokens,
+            preemptions=self.preemptions,
+            arrival_s=self._arrival_s,
+            admitted_s=self._admitted_s,
+            first_token_s=self._first_token_s,
+            finished_s=now,
+            peak_blocks=self._peak_blocks,
+        )

@@ -1,0 +1,147 @@
+"""Chat messages to the prompt text a model was trained on, through its own template."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from octavo.errors import InvalidRequest, ModelFileError
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+_KEYS = frozenset({"role", "content", "name"})
+
+
+class ChatTemplate:
+    """A model's chat template, compiled once.
+
+    The rendered text must be encoded with `parse_special`, because the template spells the model's
+    own control tokens. Text in a message that spells one is therefore read as one, as in vLLM and
+    llama.cpp: filter it out before it gets here if the people who write messages are not trusted.
+
+    Raises  ModelFileError: the template is not valid jinja.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        special: Mapping[str, str],
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        self._special = dict(special)
+        try:
+            self._template = _environment(now).from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise ModelFileError(f"the chat template does not compile: {error}") from error
+
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The prompt that asks for the assistant's next answer.
+
+        Raises  InvalidRequest: a message is malformed, or the template refuses the conversation.
+        """
+        checked = check_messages(messages)
+        try:
+            return self._template.render(
+                messages=checked, add_generation_prompt=True, **self._special
+            )
+        except Exception as error:  # a template is a program: any operation in it may fail
+            raise InvalidRequest(
+                f"the chat template refuses these messages: {error}", param="messages"
+            ) from error
+
+
+def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages as templates expect them: a role, and content that is one string.
+
+    Text parts are joined; the null content of an assistant is empty.
+    Raises  InvalidRequest naming the message.
+    """
+    if not messages:
+        raise InvalidRequest("messages is empty: send at least one message", param="messages")
+    return [_checked(message, f"messages[{n}]") for n, message in enumerate(messages)]
+
+
+def _checked(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise InvalidRequest(f"{where} is not an object with role and content", param=where)
+    if unknown := sorted(set(message) - _KEYS):
+        raise InvalidRequest(f"{where}.{unknown[0]} is not supported", param=where)
+    role = message.get("role")
+    if role not in ROLES:
+        raise InvalidRequest(
+            f"{where}.role is {role!r}; it must be one of {', '.join(ROLES)}", param=f"{where}.role"
+        )
+    checked = {"role": role, "content": _content(message.get("content"), role, f"{where}.content")}
+    name = message.get("name")
+    if name is not None:
+        if not isinstance(name, str):
+            raise InvalidRequest(f"{where}.name is not a string", param=f"{where}.name")
+        checked["name"] = name
+    return checked
+
+
+def _content(content: object, role: str, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    if content is None and role == "assistant":
+        return ""
+    if isinstance(content, list):
+        return "".join(_part(part, f"{where}[{n}]") for n, part in enumerate(content))
+    kind = "missing" if content is None else f"of type {type(content).__name__}"
+    raise InvalidRequest(
+        f"{where} is {kind}; it must be a string or a list of text parts", param=where
+    )
+
+
+def _part(part: object, where: str) -> str:
+    if not isinstance(part, Mapping) or part.get("type") != "text":
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        raise InvalidRequest(f"{where} is of type {kind!r}; only text is supported", param=where)
+    text = part.get("text")
+    if not isinstance(text, str):
+        raise InvalidRequest(f"{where}.text is not a string", param=where)
+    return text
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}…{% endgeneration %}`: marks an answer for training; here only its body."""
+
+    tags = {"generation"}  # noqa: RUF012 jinja declares it so
+
+    def parse(self, parser: Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
+    """The surroundings that published chat templates are written for."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda pattern: now().strftime(pattern)
+    return environment
+
+
+def _raise(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Plain JSON: jinja's own filter escapes `<` and `>` for HTML."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )

@@ -1,0 +1,354 @@
+"""Text to token ids and back, from GGUF metadata or from a `tokenizer.json` folder."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
+
+from octavo.errors import InvalidRequest, ModelFileError
+
+PieceCoding = Literal["byte_level", "sentencepiece"]
+"""How a vocabulary spells bytes: one printable character each, or `▁` for a space and `<0x0A>`."""
+
+_GGUF_CONTROL, _GGUF_USER_DEFINED = 3, 4
+
+_END_PIECES = frozenset(
+    {
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<|im_end|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|end|>",
+        "<end_of_turn>",
+    }
+)
+"""Control tokens that end an answer in every model that has them; a GGUF names only one or two."""
+
+_LLAMA3_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2_SPLIT = _LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokenizer:
+    """Encodes, decodes, and knows the model's special tokens.
+
+    `bos_id` may be absent; any of `eos_ids` ends an answer. `special` maps the name of a role
+    (`bos_token`, `eos_token` …) to its text, as chat templates ask for it.
+    Keeps  encoding may run in several threads at once: nothing is switched between calls.
+    """
+
+    bos_id: int | None
+    eos_ids: frozenset[int]
+    special_ids: frozenset[int]
+    special: Mapping[str, str]
+    chat_template: str | None
+    vocab_size: int
+    _coding: PieceCoding
+    _parsing: tokenizers.Tokenizer
+    """Reads special tokens out of the text."""
+    _literal: tokenizers.Tokenizer
+    """Takes the text of a special token for plain text; shares the model with `_parsing`."""
+    _bytes: dict[int, bytes] = field(default_factory=dict)
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, Any]) -> "Tokenizer":
+        """The tokenizer inside a GGUF file, from the file's metadata.
+
+        Raises  ModelFileError: a key is missing, or the kind of tokenizer is not known here.
+        """
+        return _from_gguf(metadata)
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "Tokenizer":
+        """The tokenizer of a Hugging Face model folder (`tokenizer.json` and its neighbours).
+
+        Raises  ModelFileError: a file is missing or broken, or its decoder is not known here.
+        """
+        return _from_folder(folder)
+
+    def encode(self, text: str, *, parse_special: bool, add_special: bool) -> list[int]:
+        """The token ids of `text`.
+
+        `parse_special` reads special tokens where the text spells them; a rendered chat template
+        needs it. Without it `<|im_end|>` is seven plain characters and a few tokens.
+        `add_special` adds what the model wants around a prompt, usually one token at the start.
+
+        Raises  InvalidRequest: the text is not valid Unicode (a lone surrogate).
+        """
+        encoder = self._parsing if parse_special else self._literal
+        try:
+            return list(encoder.encode(text, add_special_tokens=add_special).ids)
+        except (UnicodeEncodeError, TypeError) as error:
+            raise InvalidRequest(
+                "the text is not valid Unicode: it has a lone surrogate"
+            ) from error
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
+        """The text of `ids`; bytes that are not UTF-8 become U+FFFD."""
+        kept = (i for i in ids if not (skip_special and i in self.special_ids))
+        return b"".join(map(self.token_bytes, kept)).decode("utf-8", errors="replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that `token` stands for; none for an id that pads the vocabulary."""
+        known = self._bytes.get(token)
+        if known is None:
+            piece = self._parsing.id_to_token(token) if token >= 0 else None
+            known = self._bytes[token] = b"" if piece is None else self._piece_bytes(token, piece)
+        return known
+
+    def _piece_bytes(self, token: int, piece: str) -> bytes:
+        if token in self.special_ids:
+            return piece.encode()
+        if self._coding == "byte_level":
+            return _byte_level_bytes(piece)
+        return _sentencepiece_bytes(piece)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The byte behind each character of a byte-level vocabulary.
+
+    Printable Latin-1 bytes stand for themselves; the others, in order, are U+0100 and on.
+    Source  GPT-2's byte-level BPE (Radford et al. 2019).
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    alphabet = {chr(byte): byte for byte in printable}
+    hidden = (byte for byte in range(256) if byte not in printable)
+    alphabet.update({chr(0x100 + n): byte for n, byte in enumerate(hidden)})
+    return alphabet
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+def _byte_level_bytes(piece: str) -> bytes:
+    try:
+        return bytes(_BYTE_OF[character] for character in piece)
+    except KeyError:  # a token added as plain text, outside the alphabet
+        return piece.encode()
+
+
+def _sentencepiece_bytes(piece: str) -> bytes:
+    if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+        return bytes([int(piece[3:5], 16)])
+    return piece.replace("▁", " ").encode()
+
+
+# ---- from GGUF --------------------------------------------------------------------------------
+
+
+def _from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
+    kind = _required(metadata, "tokenizer.ggml.model")
+    if kind != "gpt2":
+        raise ModelFileError(
+            f"tokenizer.ggml.model is {kind!r}; Octavo reads 'gpt2' (byte-level BPE) from GGUF"
+        )
+    pre_name = metadata.get("tokenizer.ggml.pre", "gpt-2")
+    pieces: Sequence[str] = _required(metadata, "tokenizer.ggml.tokens")
+    types: Sequence[int] = _required(metadata, "tokenizer.ggml.token_type")
+    merges: Sequence[str] = _required(metadata, "tokenizer.ggml.merges")
+    if len(types) != len(pieces):
+        raise ModelFileError(
+            f"tokenizer.ggml.token_type has {len(types)} entries for {len(pieces)} tokens"
+        )
+    pre_tokenizer = _gguf_pre_tokenizer(pre_name)
+    try:
+        model = models.BPE(
+            {piece: token for token, piece in enumerate(pieces)},
+            [_merge_pair(merge) for merge in merges],
+            ignore_merges=pre_name == "llama-bpe",
+        )
+    except Exception as error:  # the library raises bare Exception
+        raise ModelFileError(f"the GGUF tokenizer does not hold together: {error}") from error
+    added = [
+        AddedToken(pieces[token], special=int(kind) == _GGUF_CONTROL, normalized=False)
+        for token, kind in enumerate(types)
+        if int(kind) in (_GGUF_CONTROL, _GGUF_USER_DEFINED)
+    ]
+    parsing = tokenizers.Tokenizer(model)
+    parsing.pre_tokenizer = pre_tokenizer
+    parsing.decoder = decoders.ByteLevel()
+    _add_tokens(parsing, added)
+
+    named = {
+        role: int(metadata[key])
+        for role, key in (
+            ("bos_token", "tokenizer.ggml.bos_token_id"),
+            ("eos_token", "tokenizer.ggml.eos_token_id"),
+            ("unk_token", "tokenizer.ggml.unknown_token_id"),
+            ("pad_token", "tokenizer.ggml.padding_token_id"),
+        )
+        if key in metadata
+    }
+    for role, token in named.items():
+        if not 0 <= token < len(pieces):
+            raise ModelFileError(f"{role} is {token}, outside the {len(pieces)} tokens of the file")
+    bos = named.get("bos_token")
+    if bos is not None and metadata.get("tokenizer.ggml.add_bos_token", pre_name == "llama-bpe"):
+        _put_first(parsing, pieces[bos], bos)
+    special_ids = frozenset(t for t, kind in enumerate(types) if int(kind) == _GGUF_CONTROL)
+    more_ends = ("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+    return Tokenizer(
+        bos_id=bos,
+        eos_ids=frozenset(
+            [named["eos_token"]] * ("eos_token" in named)
+            + [int(metadata[key]) for key in more_ends if key in metadata]
+            + [token for token in special_ids if pieces[token] in _END_PIECES]
+        ),
+        special_ids=special_ids,
+        special={role: pieces[token] for role, token in named.items()},
+        chat_template=metadata.get("tokenizer.chat_template"),
+        vocab_size=len(pieces),
+        _coding="byte_level",
+        _parsing=parsing,
+        _literal=_literal_twin(parsing),
+    )
+
+
+def _required(metadata: Mapping[str, Any], key: str) -> Any:
+    try:
+        return metadata[key]
+    except KeyError:
+        raise ModelFileError(f"the GGUF file has no {key}: it holds no tokenizer") from None
+
+
+def _merge_pair(merge: str) -> tuple[str, str]:
+    left, _, right = merge.partition(" ")
+    if not (left and right):
+        raise ValueError(f"the merge {merge!r} is not two pieces with a space between")
+    return left, right
+
+
+def _gguf_pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
+    """How text is cut into words before merging; the name is `tokenizer.ggml.pre`."""
+    by_regex = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    as_is = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    match name:
+        case "gpt-2":
+            return by_regex
+        case "smollm":
+            return pre_tokenizers.Sequence(
+                [pre_tokenizers.Digits(individual_digits=True), by_regex]
+            )
+        case "llama-bpe" | "qwen2":
+            pattern = Regex(_LLAMA3_SPLIT if name == "llama-bpe" else _QWEN2_SPLIT)
+            return pre_tokenizers.Sequence([pre_tokenizers.Split(pattern, "isolated"), as_is])
+    raise ModelFileError(
+        f"tokenizer.ggml.pre is {name!r}; Octavo knows gpt-2, smollm, llama-bpe and qwen2"
+    )
+
+
+# ---- from a folder ----------------------------------------------------------------------------
+
+
+def _from_folder(folder: Path) -> Tokenizer:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ModelFileError(f"{folder} has no tokenizer.json")
+    try:
+        parsing = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise ModelFileError(f"{path} is not a tokenizer: {error}") from error
+    config = _json_object(folder / "tokenizer_config.json")
+    roles = ("bos_token", "eos_token", "unk_token", "pad_token")
+    special = _json_object(folder / "special_tokens_map.json") | config
+    texts = {role: text for role in roles if (text := _token_text(special.get(role)))}
+    added = parsing.get_added_tokens_decoder()
+    return Tokenizer(
+        bos_id=parsing.token_to_id(texts["bos_token"]) if "bos_token" in texts else None,
+        eos_ids=_folder_eos_ids(folder, parsing, texts.get("eos_token")),
+        special_ids=frozenset(token for token, entry in added.items() if entry.special),
+        special=texts,
+        chat_template=_folder_chat_template(folder, config),
+        vocab_size=max(parsing.get_vocab(with_added_tokens=True).values()) + 1,
+        _coding=_coding_of(path),
+        _parsing=parsing,
+        _literal=_literal_twin(parsing),
+    )
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelFileError(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelFileError(f"{path} holds {type(content).__name__}, not a JSON object")
+    return content
+
+
+def _token_text(entry: object) -> str | None:
+    """A special token is written as its text, or as an object that holds it as `content`."""
+    text = entry.get("content") if isinstance(entry, dict) else entry
+    return text if isinstance(text, str) and text else None
+
+
+def _folder_eos_ids(
+    folder: Path, parsing: tokenizers.Tokenizer, eos_token: str | None
+) -> frozenset[int]:
+    ids = set()
+    if eos_token is not None:
+        ids.add(parsing.token_to_id(eos_token))
+    for name in ("generation_config.json", "config.json"):
+        entry = _json_object(folder / name).get("eos_token_id")
+        ids.update(entry if isinstance(entry, list) else [entry])
+    return frozenset(token for token in ids if isinstance(token, int))
+
+
+def _folder_chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    entry = config.get("chat_template")
+    if isinstance(entry, list):  # several named templates
+        entry = {item["name"]: item["template"] for item in entry}.get("default")
+    return entry if isinstance(entry, str) else None
+
+
+def _coding_of(path: Path) -> PieceCoding:
+    """Which bytes a piece stands for, from the kinds of decoder in `tokenizer.json`."""
+    decoder = json.loads(path.read_text(encoding="utf-8")).get("decoder") or {}
+    kinds = {step["type"] for step in decoder.get("decoders", [decoder]) if "type" in step}
+    if kinds == {"ByteLevel"}:
+        return "byte_level"
+    if kinds and kinds <= {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}:
+        return "sentencepiece"
+    raise ModelFileError(f"{path} has an unknown decoder: {', '.join(sorted(kinds)) or 'none'}")
+
+
+# ---- both -------------------------------------------------------------------------------------
+
+
+def _add_tokens(tokenizer: tokenizers.Tokenizer, tokens: Sequence[AddedToken]) -> None:
+    tokenizer.add_special_tokens([token for token in tokens if token.special])
+    tokenizer.add_tokens([token for token in tokens if not token.special])
+
+
+def _put_first(tokenizer: tokenizers.Tokenizer, piece: str, token: int) -> None:
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{piece} $A", special_tokens=[(piece, token)]
+    )
+
+
+def _literal_twin(parsing: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """The same tokenizer, but blind to special tokens in the text; the vocabulary is shared.
+
+    The library has one switch for this on the whole object, which two threads would fight over.
+    """
+    literal = tokenizers.Tokenizer(parsing.model)
+    for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        if (value := getattr(parsing, part)) is not None:
+            setattr(literal, part, value)
+    for _, token in sorted(parsing.get_added_tokens_decoder().items()):
+        _add_tokens(literal, [token])
+    literal.encode_special_tokens = True
+    return literal

@@ -1,6 +1,6 @@
 """Reads GGUF files: metadata, the table of tensors, and their bytes where they lie.
 
-    magic "GGUF" | version | tensors | pairs | key, kind, value … | name, dims, kind, offset … | data
+    magic "GGUF" | version | tensors | pairs | key, kind, value … | table of tensors … | data
 
 Everything is little-endian. A split model lies in files named `NAME-00001-of-000NN.gguf`; the
 first holds the metadata, and each has its own table of tensors.
@@ -11,6 +11,7 @@ there before it is used, so a truncated or foreign file is a `ModelFileError` an
 Source  GGUF specification, versions 2 and 3 (github.com/ggml-org/ggml, docs/gguf.md).
 """
 
+import hashlib
 import mmap
 import re
 from dataclasses import dataclass, field
@@ -24,7 +25,8 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.errors import ModelFileError, ModelNotFound
-from octavo.models.weights.quants import ENCODINGS
+from octavo.models.weights.files import map_file, sample_bytes
+from octavo.models.weights.quants import BF16, ENCODINGS, F32, dequantize, dequantize_bf16
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -119,6 +121,7 @@ class GGUFFile:
     metadata: dict[str, Any]
     tensors: dict[str, TensorRecord]
     _parts: tuple[mmap.mmap, ...] = field(repr=False)
+    _header_digest: bytes = field(repr=False)
 
     @classmethod
     def open(cls, path: Path | str) -> "GGUFFile":
@@ -136,7 +139,11 @@ class GGUFFile:
             if twice is not None:
                 raise ModelFileError(f"{part_path}: tensor {twice!r} is also in an earlier part")
             tensors.update(header.tensors)
-        return cls(paths[0], metadata, tensors, tuple(header.mapped for header in headers))
+        digest = hashlib.blake2b()
+        for header in headers:
+            digest.update(header.mapped[: header.nbytes])
+        parts = tuple(header.mapped for header in headers)
+        return cls(paths[0], metadata, tensors, parts, digest.digest())
 
     def tensor_bytes(self, name: str) -> npt.NDArray[np.uint8]:
         """The tensor's bytes as stored, uint8 [nbytes], without a copy."""
@@ -144,9 +151,31 @@ class GGUFFile:
         return np.frombuffer(self._parts[record.part], np.uint8, record.nbytes, record.offset)
 
     @property
-    def size_bytes(self) -> int:
-        """The size of all files together."""
-        return sum(len(part) for part in self._parts)
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: record.shape for name, record in self.tensors.items()}
+
+    @property
+    def stored_as(self) -> str:
+        """The encoding that most elements are stored in."""
+        counts: dict[str, int] = {}
+        for record in self.tensors.values():
+            counts[record.kind] = counts.get(record.kind, 0) + record.count
+        return max(counts, key=counts.__getitem__, default="F32")
+
+    def bf16(self, name: str) -> BF16:
+        """The tensor dequantised and rounded to bfloat16, ties to even."""
+        record = self.tensors[name]
+        return dequantize_bf16(record.kind, self.tensor_bytes(name)).reshape(record.shape)
+
+    def f32(self, name: str) -> F32:
+        """The tensor dequantised to float32."""
+        record = self.tensors[name]
+        return dequantize(record.kind, self.tensor_bytes(name)).reshape(record.shape)
+
+    def fingerprint(self) -> str:
+        """A digest of the headers, the sizes and a sample of each tensor's bytes."""
+        spots = ((self._parts[r.part], r.offset, r.nbytes) for r in self.tensors.values())
+        return sample_bytes(self._header_digest, self._parts, spots)
 
 
 def split_paths(path: Path) -> tuple[Path, ...]:
@@ -177,6 +206,7 @@ class _Header:
     metadata: dict[str, Any]
     tensors: dict[str, TensorRecord]
     mapped: mmap.mmap
+    nbytes: int
 
 
 def _read_header(path: Path, part: int) -> _Header:
@@ -189,18 +219,7 @@ def _read_header(path: Path, part: int) -> _Header:
     metadata = _read_metadata(cursor, pair_count)
     alignment = _alignment(path, metadata)
     tensors = _read_table(cursor, tensor_count, alignment, part)
-    return _Header(metadata, tensors, mapped)
-
-
-def map_file(path: Path) -> mmap.mmap:
-    """The file's bytes, mapped for reading. Raises ModelNotFound, or ModelFileError if empty."""
-    try:
-        with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except ValueError:
-        raise ModelFileError(f"{path}: the file is empty; fetch the model again") from None
-    except OSError as error:
-        raise ModelNotFound(f"cannot read {path}: {error.strerror}") from error
+    return _Header(metadata, tensors, mapped, cursor.position)
 
 
 def _check_version(path: Path, version: int) -> None:

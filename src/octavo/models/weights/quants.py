@@ -27,8 +27,8 @@ U8 = npt.NDArray[np.uint8]
 F32 = npt.NDArray[np.float32]
 BF16 = npt.NDArray[Any]
 
-CHUNK_ELEMENTS = 32 * 1024
-"""Work is cut into pieces whose temporaries (float32, a few of them) stay in a core's own cache."""
+CHUNK_ELEMENTS = 64 * 1024
+"""Pieces whose temporaries stay near the core; smaller ones lose more time to the GIL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,8 @@ class Encoding:
 def dequantize(kind: str, raw: U8) -> F32:
     """All elements of a tensor stored as `kind`, float32 and flat."""
     encoding = ENCODINGS[kind]
-    return encoding.decode(raw.reshape(-1, encoding.block_bytes)).reshape(-1)
+    with np.errstate(all="ignore"):  # a damaged scale may be infinite; weights are checked later
+        return encoding.decode(raw.reshape(-1, encoding.block_bytes)).reshape(-1)
 
 
 def dequantize_bf16(kind: str, raw: U8) -> BF16:
@@ -63,9 +64,10 @@ def dequantize_bf16(kind: str, raw: U8) -> BF16:
     blocks = raw.reshape(-1, encoding.block_bytes)
     out = np.empty((len(blocks), encoding.block), np.uint16)
     step = CHUNK_ELEMENTS // encoding.block
-    for start in range(0, len(blocks), step):
-        values = encoding.decode(blocks[start : start + step])
-        _round_into(values, out[start : start + step])
+    with np.errstate(all="ignore"):
+        for start in range(0, len(blocks), step):
+            values = encoding.decode(blocks[start : start + step])
+            _round_into(values, out[start : start + step])
     return out.reshape(-1).view(ml_dtypes.bfloat16)
 
 
@@ -98,11 +100,19 @@ def _scale(blocks: U8, start: int) -> F32:
 
 
 def _nibbles(packed: U8) -> U8:
-    """Low nibbles, then high ones, of each group: [..., n] to [..., 2n]."""
-    out = np.empty((*packed.shape[:-1], 2, packed.shape[-1]), np.uint8)
-    np.bitwise_and(packed, 15, out=out[..., 0, :])
-    np.right_shift(packed, 4, out=out[..., 1, :])
-    return out.reshape(*packed.shape[:-1], -1)
+    """Low nibbles, then high ones, of each run of bytes: [..., n] to [..., 2n].
+
+    Runs move as single opaque elements: numpy's inner loops over 16 or 32 bytes are mostly
+    overhead (measured: 1.1 ns an element against 0.3).
+    """
+    run = np.dtype((np.void, packed.shape[-1]))
+    low = packed.view(run)[..., 0].copy()
+    bits = low.view(np.uint8)
+    out = np.empty((*low.shape, 2), run)
+    out[..., 1] = (bits >> np.uint8(4)).view(run)
+    bits &= np.uint8(15)
+    out[..., 0] = low
+    return out.view(np.uint8).reshape(*packed.shape[:-1], -1)
 
 
 def _fifth_bits(packed: U8) -> U8:

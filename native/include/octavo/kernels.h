@@ -1,0 +1,60 @@
+// What a kernel is given, and the table of kernels of one instruction set.
+//
+// Raw pointers only: no Python, no numpy. Arguments have been checked; a kernel checks nothing.
+// Shapes are those of `octavo.ops.api`: T rows, K inputs, N outputs, D hidden size, V vocabulary.
+#pragma once
+
+#include <cstdint>
+
+#include "octavo/packed.h"
+#include "octavo/pool.h"
+
+namespace octavo {
+
+enum class Gate : int { none = 0, silu = 1, gelu_tanh = 2 };
+
+struct NormArgs {
+  const float* weight;  // [D], or null: no norm
+  float eps;
+};
+
+struct LinearArgs {
+  const float* x;  // [T, K]
+  Index rows;      // T
+  PackedView weight;
+  NormArgs norm;
+  const float* bias;  // [N] or null
+  bool add;
+  Gate gate;
+  float* out;  // [T, N], or [T, N / 2] when gated
+};
+
+struct EmbedArgs {
+  PackedView table;
+  const std::int32_t* tokens;  // [T]
+  Index rows;                  // T
+  float* out;                  // [T, D]
+};
+
+struct RmsNormArgs {
+  const float* x;  // [T, D]
+  Index rows;
+  Index width;
+  NormArgs norm;
+  float* out;  // [T, D], may be x
+};
+
+struct ArgmaxArgs {
+  const float* logits;  // [R, V]
+  Index rows;
+  Index vocabulary;
+  std::int32_t* out;  // [R]
+  float* logprob;     // [R]
+};
+
+struct Kernels {
+  void (*embed)(const EmbedArgs&, Pool&);
+  void (*rms_norm)(const RmsNormArgs&, Pool&);
+};
+
+}  // namespace octavo

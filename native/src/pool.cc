@@ -1,0 +1,173 @@
+#include "octavo/pool.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <new>
+#include <thread>
+#include <vector>
+
+namespace octavo {
+
+namespace {
+
+// Longer than the gap between two regions of one forward pass, shorter than a scheduler's slice.
+constexpr auto SPIN_NS = std::chrono::nanoseconds(60'000);
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#else
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+#endif
+}
+
+class Scratch {
+ public:
+  ~Scratch() { std::free(memory_); }
+
+  void* reserve(std::size_t bytes) {
+    if (bytes > bytes_) {
+      const std::size_t rounded = (bytes + 4095) / 4096 * 4096;
+      std::free(memory_);
+      bytes_ = 0;
+      memory_ = std::aligned_alloc(64, rounded);
+      if (memory_ == nullptr) throw std::bad_alloc();
+      bytes_ = rounded;
+    }
+    return memory_;
+  }
+
+ private:
+  void* memory_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace
+
+// `ticket` is region number << 32 | pieces not yet handed out. A piece is claimed by counting down
+// with compare-and-swap. A claim that succeeds holds the region open, so that what it reads of the
+// region afterwards belongs to it: a late worker can neither take a piece of a region it has not
+// seen nor read half of the next one.
+struct Pool::State {
+  alignas(64) std::atomic<std::uint64_t> ticket{0};
+  alignas(64) std::atomic<Index> done{0};
+  alignas(64) Piece piece = nullptr;
+  void* argument = nullptr;
+  Index pieces = 0;
+  alignas(64) std::atomic<std::uint32_t> region{0};
+  std::atomic<bool> ending{false};
+
+  int threads = 1;
+  pid_t owner = 0;
+  std::vector<std::thread> workers;
+  Scratch shared;
+  std::vector<Scratch> local;
+
+  static bool has_pieces(std::uint64_t value) { return (value & 0xffffffffu) != 0; }
+
+  bool claim(Index* taken) {
+    std::uint64_t seen = ticket.load(std::memory_order_acquire);
+    while (has_pieces(seen)) {
+      if (ticket.compare_exchange_weak(seen, seen - 1, std::memory_order_acquire)) {
+        *taken = pieces - static_cast<Index>(seen & 0xffffffffu);
+        return true;
+      }
+    }
+    return false;
+  }
+
+  void take_pieces(int thread) {
+    Index taken = 0;
+    while (claim(&taken)) {
+      piece(argument, taken, thread);
+      done.fetch_add(1, std::memory_order_release);
+    }
+  }
+
+  bool look_for_region() const {
+    const auto start = std::chrono::steady_clock::now();
+    do {
+      for (int look = 0; look < 32; ++look) {
+        if (has_pieces(ticket.load(std::memory_order_acquire))) return true;
+        pause();
+      }
+    } while (std::chrono::steady_clock::now() - start < SPIN_NS);
+    return false;
+  }
+
+  void work(int thread) {
+    while (!ending.load()) {
+      const std::uint32_t seen = region.load();
+      if (look_for_region()) {
+        take_pieces(thread);
+      } else {
+        region.wait(seen);
+      }
+    }
+  }
+
+  void start_workers() {
+    owner = getpid();
+    for (int thread = 1; thread < threads; ++thread) {
+      workers.emplace_back([this, thread] { work(thread); });
+    }
+  }
+};
+
+Pool::Pool(int threads) : state_(new State) {
+  state_->threads = threads;
+  state_->local = std::vector<Scratch>(static_cast<std::size_t>(threads));
+}
+
+Pool::~Pool() {
+  state_->ending.store(true);
+  state_->region.fetch_add(1);
+  state_->region.notify_all();
+  const bool forked = state_->owner != getpid();
+  for (std::thread& worker : state_->workers) {
+    if (forked) {
+      worker.detach();
+    } else {
+      worker.join();
+    }
+  }
+  delete state_;
+}
+
+int Pool::threads() const { return state_->threads; }
+
+void* Pool::shared(std::size_t bytes) { return state_->shared.reserve(bytes); }
+
+void* Pool::local(int thread, std::size_t bytes) {
+  return state_->local[static_cast<std::size_t>(thread)].reserve(bytes);
+}
+
+void Pool::run(Index pieces, Piece piece, void* argument) {
+  State& state = *state_;
+  if (pieces <= 1 || state.threads == 1) {
+    for (Index i = 0; i < pieces; ++i) piece(argument, i, 0);
+    return;
+  }
+  if (state.workers.empty()) state.start_workers();
+  state.piece = piece;
+  state.argument = argument;
+  state.pieces = pieces;
+  state.done.store(0, std::memory_order_relaxed);
+  const std::uint64_t region = (state.ticket.load(std::memory_order_relaxed) >> 32) + 1;
+  state.ticket.store(region << 32 | static_cast<std::uint64_t>(pieces), std::memory_order_seq_cst);
+  state.region.fetch_add(1);
+  state.region.notify_all();
+  state.take_pieces(0);
+  for (int look = 0; state.done.load(std::memory_order_acquire) != pieces; ++look) {
+    if (look < 2000) {
+      pause();
+    } else {
+      std::this_thread::yield();
+    }
+  }
+}
+
+}  // namespace octavo

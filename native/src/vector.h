@@ -1,0 +1,166 @@
+// Vectors of one instruction set: the same source for every width.
+//
+// Included by kernel sources only, which are compiled once per set with OCTAVO_SET (the namespace),
+// OCTAVO_LANES and OCTAVO_FMA. Everything is static and always inlined, so that no code of one set
+// can be linked into another. Kernel sources use no standard library beyond <cstdint>.
+//
+// The order of every sum is written out: `fma` is fused where the set has it and is never left to
+// the compiler; `sum` adds halves, always in the same order.
+#pragma once
+
+#include <cstdint>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "octavo/pool.h"
+
+#define OCTAVO_INLINE static inline __attribute__((always_inline))
+
+namespace octavo::OCTAVO_SET {
+
+constexpr int LANES = OCTAVO_LANES;
+
+typedef float Floats __attribute__((vector_size(LANES * 4)));
+typedef std::int32_t Ints __attribute__((vector_size(LANES * 4)));
+typedef std::uint32_t Words __attribute__((vector_size(LANES * 4)));
+
+OCTAVO_INLINE Floats splat(float value) { return value - Floats{}; }
+OCTAVO_INLINE Words splat_word(std::uint32_t value) { return value - Words{}; }
+
+OCTAVO_INLINE Floats load(const float* from) {
+  Floats v;
+  __builtin_memcpy(&v, from, sizeof v);
+  return v;
+}
+
+OCTAVO_INLINE Words load_words(const void* from) {
+  Words v;
+  __builtin_memcpy(&v, from, sizeof v);
+  return v;
+}
+
+OCTAVO_INLINE void store(float* to, Floats v) { __builtin_memcpy(to, &v, sizeof v); }
+OCTAVO_INLINE void store_words(void* to, Words v) { __builtin_memcpy(to, &v, sizeof v); }
+
+// The first `count` < LANES floats; the other lanes are `rest`. Nothing beyond them is touched.
+OCTAVO_INLINE Floats load_first(const float* from, Index count, float rest = 0.0f) {
+  Floats v = splat(rest);
+  for (Index i = 0; i < count; ++i) v[i] = from[i];
+  return v;
+}
+
+OCTAVO_INLINE void store_first(float* to, Floats v, Index count) {
+  for (Index i = 0; i < count; ++i) to[i] = v[i];
+}
+
+// a · b + c, rounded once where the set has FMA, else twice.
+OCTAVO_INLINE float fma(float a, float b, float c) {
+#if OCTAVO_FMA
+  return __builtin_fmaf(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+OCTAVO_INLINE Floats fma(Floats a, Floats b, Floats c) {
+#if OCTAVO_FMA && OCTAVO_LANES == 8
+  return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif OCTAVO_FMA && OCTAVO_LANES == 16 && !OCTAVO_EMULATED
+  return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif OCTAVO_FMA && OCTAVO_LANES == 16
+  union Halves {
+    Floats whole;
+    __m256 half[2];
+  } x{a}, y{b}, z{c};
+  z.half[0] = _mm256_fmadd_ps(x.half[0], y.half[0], z.half[0]);
+  z.half[1] = _mm256_fmadd_ps(x.half[1], y.half[1], z.half[1]);
+  return z.whole;
+#else
+  return a * b + c;
+#endif
+}
+
+OCTAVO_INLINE Floats as_floats(Words v) { return (Floats)v; }
+OCTAVO_INLINE Words as_words(Floats v) { return (Words)v; }
+
+// Lane by lane `mask ? a : b`; a mask lane is all ones or all zeros, as comparisons give it.
+OCTAVO_INLINE Floats select(Ints mask, Floats a, Floats b) { return mask ? a : b; }
+
+// The greater of two; b where either is NaN.
+OCTAVO_INLINE Floats max(Floats a, Floats b) { return a > b ? a : b; }
+OCTAVO_INLINE Floats min(Floats a, Floats b) { return a < b ? a : b; }
+
+OCTAVO_INLINE float sum(Floats v) {
+  float lane[LANES];
+  store(lane, v);
+  for (int half = LANES / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) lane[i] += lane[i + half];
+  }
+  return lane[0];
+}
+
+OCTAVO_INLINE float max(Floats v) {
+  float lane[LANES];
+  store(lane, v);
+  for (int half = LANES / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) lane[i] = lane[i] > lane[i + half] ? lane[i] : lane[i + half];
+  }
+  return lane[0];
+}
+
+// Words that hold two bfloat16 each: the lower one (even index), the upper one (odd index).
+OCTAVO_INLINE Floats lower_bf16(Words pairs) { return (Floats)(pairs << 16); }
+OCTAVO_INLINE Floats upper_bf16(Words pairs) { return (Floats)(pairs & 0xffff0000u); }
+OCTAVO_INLINE float widen(std::uint16_t value) {
+  const std::uint32_t word = static_cast<std::uint32_t>(value) << 16;
+  float widened;
+  __builtin_memcpy(&widened, &word, sizeof widened);
+  return widened;
+}
+
+// Rounded to the nearest bfloat16, ties to even, in the lower half of each word. NaN stays NaN.
+OCTAVO_INLINE Words round_bf16(Floats v) {
+  const Words bits = (Words)v;
+  const Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const Words quiet = (bits >> 16) | 0x40u;
+  return (Words)(v == v ? (Ints)rounded : (Ints)quiet);
+}
+
+OCTAVO_INLINE std::uint16_t round_bf16(float value) {
+  std::uint32_t bits;
+  __builtin_memcpy(&bits, &value, sizeof bits);
+  if (value != value) return static_cast<std::uint16_t>((bits >> 16) | 0x40u);
+  return static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+// e^x to about 1 ulp. Below -87.3 the result is 0, above 88.7 +inf; NaN stays NaN.
+//
+// x = n·ln 2 + r, |r| ≤ ln 2 / 2; e^r by its Taylor polynomial of degree 7 (next term 5e-9).
+// Source: W. Cody & W. Waite 1980, Software Manual for the Elementary Functions, ch. 6.
+OCTAVO_INLINE Floats exp(Floats x) {
+  const Floats magic = splat(12582912.0f);  // 1.5 · 2^23: adding it rounds to an integer
+  const Floats low = splat(-87.33654f), high = splat(88.722839f);
+  const Floats clamped = select(x < low, low, select(x > high, high, x));
+  const Floats shifted = fma(clamped, splat(1.44269504f), magic);
+  const Floats n = shifted - magic;
+  Floats r = fma(n, splat(-0.693359375f), clamped);
+  r = fma(n, splat(2.12194440e-4f), r);
+  Floats p = splat(1.9841270e-4f);
+  p = fma(p, r, splat(1.3888889e-3f));
+  p = fma(p, r, splat(8.3333333e-3f));
+  p = fma(p, r, splat(4.1666667e-2f));
+  p = fma(p, r, splat(1.6666667e-1f));
+  p = fma(p, r, splat(0.5f));
+  p = fma(p, r * r, r) + 1.0f;
+  // 2^n in two factors: n reaches 128, one more than an exponent holds.
+  const Words whole = as_words(shifted) - as_words(magic);
+  const Words half = (Words)((Ints)whole >> 1);
+  const Floats first = as_floats((half + 127u) << 23);
+  const Floats second = as_floats((whole - half + 127u) << 23);
+  const Floats power = p * first * second;
+  return select(x < low, splat(0.0f), select(x > high, splat(__builtin_inff()), power));
+}
+
+}  // namespace octavo::OCTAVO_SET

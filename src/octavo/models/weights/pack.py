@@ -1,0 +1,213 @@
+"""Takes each tensor of a checkpoint once, checks it, and packs it for a backend.
+
+Nothing is left over and nothing is taken twice: a checkpoint with one tensor more than the model
+has is another model, and is refused by that tensor's name.
+"""
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from octavo.errors import ModelFileError
+from octavo.models.families.names import LayerNames, WeightNames
+from octavo.models.spec import ModelSpec
+from octavo.models.weights.files import Checkpoint
+from octavo.ops.api import BF16, F32, Norm, Ops, Packed
+
+CHECK_ELEMENTS = 256 * 1024
+EXPONENT = np.uint16(0x7F80)
+"""The exponent bits of a bfloat16: all ones in NaN and the infinities."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWeights:
+    """One layer as the decoder uses it. Queries, keys and values are one matrix, stacked."""
+
+    attention_norm: Norm
+    qkv: Packed
+    qkv_bias: F32 | None
+    output: Packed
+    output_bias: F32 | None
+    ffn_norm: Norm
+    gate_up: Packed
+    gate_up_bias: F32 | None
+    down: Packed
+    down_bias: F32 | None
+
+    @property
+    def nbytes(self) -> int:
+        vectors = (self.qkv_bias, self.output_bias, self.gate_up_bias, self.down_bias)
+        norms = self.attention_norm.weight.nbytes + self.ffn_norm.weight.nbytes
+        matrices = (self.qkv, self.output, self.gate_up, self.down)
+        biases = sum(vector.nbytes for vector in vectors if vector is not None)
+        return norms + biases + sum(matrix.nbytes for matrix in matrices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """All weights of a model. With tied embeddings `head` and `embedding` are one object."""
+
+    embedding: Packed
+    layers: tuple[LayerWeights, ...]
+    final_norm: Norm
+    head: Packed
+
+    @property
+    def nbytes(self) -> int:
+        head = 0 if self.head is self.embedding else self.head.nbytes
+        layers = sum(layer.nbytes for layer in self.layers)
+        return self.embedding.nbytes + layers + self.final_norm.weight.nbytes + head
+
+
+def pack_weights(
+    spec: ModelSpec, names: WeightNames, checkpoint: Checkpoint, ops: Ops, *, threads: int
+) -> Weights:
+    """Read, check and pack every tensor of `checkpoint`.
+
+    Cost     each tensor is dropped once packed: `threads` layers at most lie in memory twice.
+    Raises   ModelFileError: a tensor is missing, left over, of another shape, or not finite.
+    """
+    reader = TensorReader(checkpoint)
+    vocabulary = (spec.vocab_size, spec.hidden_size)
+    reader.expect(names)
+    executor = ThreadPoolExecutor(threads, thread_name_prefix="octavo-load")
+    try:
+        embedding = executor.submit(_pack_one, reader, ops, names.embedding, vocabulary)
+        pack_layer = partial(_pack_layer, spec, reader, ops, names.interleaved_rotary)
+        layers = tuple(executor.map(pack_layer, names.layers))
+        table = embedding.result()
+    finally:
+        executor.shutdown(cancel_futures=True)
+    final_norm = Norm(reader.vector(names.final_norm, spec.hidden_size), spec.norm_eps)
+    head = table if names.head is None else _pack_one(reader, ops, names.head, vocabulary)
+    return Weights(embedding=table, layers=layers, final_norm=final_norm, head=head)
+
+
+def _pack_one(reader: "TensorReader", ops: Ops, name: str, shape: tuple[int, int]) -> Packed:
+    return ops.pack(reader.matrix(name, *shape))
+
+
+def _pack_layer(
+    spec: ModelSpec, reader: "TensorReader", ops: Ops, interleaved: bool, names: LayerNames
+) -> LayerWeights:
+    hidden, ffn = spec.hidden_size, spec.ffn_size
+    q_size, kv_size = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    query, query_bias = _projection(reader, names.query, names.query_bias, q_size, hidden)
+    key, key_bias = _projection(reader, names.key, names.key_bias, kv_size, hidden)
+    value, value_bias = _projection(reader, names.value, names.value_bias, kv_size, hidden)
+    if interleaved:
+        query, query_bias = halve_pairs(query, spec.heads), _halve_bias(query_bias, spec.heads)
+        key, key_bias = halve_pairs(key, spec.kv_heads), _halve_bias(key_bias, spec.kv_heads)
+    gate, gate_bias = _projection(reader, names.gate, names.gate_bias, ffn, hidden)
+    up, up_bias = _projection(reader, names.up, names.up_bias, ffn, hidden)
+    output, output_bias = _projection(reader, names.output, names.output_bias, hidden, q_size)
+    down, down_bias = _projection(reader, names.down, names.down_bias, hidden, ffn)
+    return LayerWeights(
+        attention_norm=Norm(reader.vector(names.attention_norm, hidden), spec.norm_eps),
+        qkv=ops.pack([query, key, value]),
+        qkv_bias=_stack(query_bias, key_bias, value_bias),
+        output=ops.pack(output),
+        output_bias=output_bias,
+        ffn_norm=Norm(reader.vector(names.ffn_norm, hidden), spec.norm_eps),
+        gate_up=ops.pack_gated(gate, up),
+        gate_up_bias=_stack(gate_bias, up_bias),
+        down=ops.pack(down),
+        down_bias=down_bias,
+    )
+
+
+def _projection(
+    reader: "TensorReader", weight: str, bias: str | None, rows: int, columns: int
+) -> tuple[BF16, F32 | None]:
+    return reader.matrix(weight, rows, columns), None if bias is None else reader.vector(bias, rows)
+
+
+def halve_pairs(weight: BF16, heads: int) -> BF16:
+    """Rows stored as rotary pairs (2i, 2i + 1) put back as halves (i, i + E / 2), head by head."""
+    pairs = weight.reshape(heads, -1, 2, *weight.shape[1:])
+    halves: BF16 = pairs.swapaxes(1, 2).reshape(weight.shape)
+    return halves
+
+
+def _halve_bias(bias: F32 | None, heads: int) -> F32 | None:
+    return None if bias is None else halve_pairs(bias, heads)
+
+
+def _stack(*biases: F32 | None) -> F32 | None:
+    there = [bias for bias in biases if bias is not None]
+    return np.concatenate(there) if there else None
+
+
+class TensorReader:
+    """Reads tensors by name, with the shape they must have."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self._shapes = checkpoint.shapes
+
+    def expect(self, names: WeightNames) -> None:
+        """Refuse a checkpoint that lacks a tensor of the model, or holds one that it has not."""
+        wanted = list(_all_names(names))
+        assert len(wanted) == len(set(wanted)), "a tensor is named twice"
+        missing = next((name for name in wanted if name not in self._shapes), None)
+        if missing is not None:
+            raise ModelFileError(f"{self._checkpoint.path}: tensor {missing!r} is missing")
+        copies = {copy for copy, original in names.copies if self._same(copy, original)}
+        known = {*wanted, *names.derived, *copies}
+        surplus = next((name for name in self._shapes if name not in known), None)
+        if surplus is not None:
+            raise ModelFileError(
+                f"{self._checkpoint.path}: tensor {surplus!r} {list(self._shapes[surplus])} has no "
+                "place in the model that the configuration describes"
+            )
+
+    def matrix(self, name: str, rows: int, columns: int) -> BF16:
+        """The matrix in bfloat16. Raises ModelFileError: another shape, NaN or infinity."""
+        self._check_shape(name, (rows, columns))
+        matrix = self._checkpoint.bf16(name)
+        bits = matrix.reshape(-1).view(np.uint16)
+        for start in range(0, bits.size, CHECK_ELEMENTS):
+            if (bits[start : start + CHECK_ELEMENTS] & EXPONENT).max() == EXPONENT:
+                raise self._not_finite(name)
+        return matrix
+
+    def vector(self, name: str, size: int) -> F32:
+        """The vector in float32. Raises ModelFileError: another shape, NaN or infinity."""
+        self._check_shape(name, (size,))
+        vector = self._checkpoint.f32(name)
+        if not np.isfinite(vector).all():
+            raise self._not_finite(name)
+        return vector
+
+    def _check_shape(self, name: str, expected: tuple[int, ...]) -> None:
+        found = self._shapes[name]
+        if found != expected:
+            raise ModelFileError(
+                f"{self._checkpoint.path}: tensor {name!r}: expected shape {list(expected)}, found "
+                f"{list(found)}"
+            )
+
+    def _not_finite(self, name: str) -> ModelFileError:
+        return ModelFileError(
+            f"{self._checkpoint.path}: tensor {name!r} holds NaN or infinite values in bfloat16; "
+            "the checkpoint is damaged"
+        )
+
+    def _same(self, copy: str, original: str) -> bool:
+        if copy not in self._shapes or self._shapes[copy] != self._shapes[original]:
+            return False
+        first, second = self._checkpoint.bf16(copy), self._checkpoint.bf16(original)
+        return np.array_equal(first.view(np.uint16), second.view(np.uint16))
+
+
+def _all_names(names: WeightNames) -> Iterable[str]:
+    yield names.embedding
+    for layer in names.layers:
+        fields = (getattr(layer, field) for field in LayerNames.__dataclass_fields__)
+        yield from (name for name in fields if name is not None)
+    yield names.final_norm
+    if names.head is not None:
+        yield names.head

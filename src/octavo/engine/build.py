@@ -1,0 +1,106 @@
+"""From settings to a running engine: each part gets its own small record, made here."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from octavo.config import EngineConfig
+from octavo.core.block_manager import BlockManager
+from octavo.core.prefix_cache import Context, PrefixCache
+from octavo.core.scheduler import Scheduler
+from octavo.engine.door import Door
+from octavo.engine.engine import Engine
+from octavo.models.loader import gguf_in, load_model, read_spec
+from octavo.models.reference import resolve_reference
+from octavo.models.spec import ModelSpec
+from octavo.models.weights.gguf import GGUFFile
+from octavo.ops.native import NativeOps
+from octavo.resolve import ModelFacts, Resolved, boot_lines, read_machine, resolve
+from octavo.runtime.runner import ModelRunner
+from octavo.runtime.storage import KVStorage
+from octavo.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """An engine that can take requests, the door in front of it, and how it was sized."""
+
+    engine: Engine
+    door: Door
+    resolved: Resolved
+    spec: ModelSpec
+
+
+def build(config: EngineConfig, *, progress: bool = True) -> Built:
+    """Fetch the model if needed, size the pool, load the weights.
+
+    Raises   SetupError of any kind: the message says what to change.
+    """
+    path = resolve_reference(config.model, progress=progress)
+    spec = read_spec(path)
+    resolved = resolve(config, facts_of(spec), read_machine())
+    for line in boot_lines(resolved):
+        logger.info("%s", line)
+    tokenizer = load_tokenizer(path)
+    ops = NativeOps(threads=resolved.threads, isa=resolved.isa)
+    model = load_model(
+        path,
+        ops,
+        resolved.limits.tokens,
+        max_rows=resolved.limits.sequences,
+        max_context=resolved.max_model_len,
+        threads=resolved.threads,
+    )
+    layout = spec.kv_layout(resolved.block_size)
+    runner = ModelRunner(
+        model.decoder,
+        ops,
+        KVStorage(layout, resolved.blocks),
+        rows=resolved.limits.sequences,
+        max_context=resolved.max_model_len,
+        groups=resolved.groups,
+    )
+    context = Context(model=spec.fingerprint, layout=f"{layout} {ops.name}")
+    return Built(
+        engine=Engine(_scheduler(resolved, context), runner),
+        door=Door(
+            tokenizer,
+            max_model_len=resolved.max_model_len,
+            vocab_size=spec.vocab_size,
+            seed=config.seed,
+        ),
+        resolved=resolved,
+        spec=spec,
+    )
+
+
+def _scheduler(resolved: Resolved, context: Context) -> Scheduler:
+    size, groups = resolved.block_size, resolved.groups
+    cache = PrefixCache(block_size=size, groups=groups) if resolved.enable_prefix_caching else None
+    manager = BlockManager(blocks=resolved.blocks, block_size=size, groups=groups, cache=cache)
+    return Scheduler(manager, resolved.limits, context=context)
+
+
+def facts_of(spec: ModelSpec) -> ModelFacts:
+    """What sizing needs to know of a model; the weights need not be read."""
+    layout = spec.kv_layout(16)
+    return ModelFacts(
+        weights_bytes=spec.weights_bytes,
+        kv_token_bytes=layout.block_bytes // layout.block_size,
+        groups=len(spec.groups),
+        max_context=spec.max_context,
+        vocab_size=spec.vocab_size,
+        hidden_size=spec.hidden_size,
+        ffn_size=spec.ffn_size,
+        qkv_width=spec.qkv_size,
+    )
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of the model at `path`, from its GGUF metadata or its tokenizer.json."""
+    gguf = gguf_in(path)
+    if gguf is None:
+        return Tokenizer.from_folder(path)
+    return Tokenizer.from_gguf(GGUFFile.open(gguf).metadata)

@@ -1,0 +1,196 @@
+"""The seam between a front and the engine: requests go in, events come out.
+
+`EngineThread` turns the crank in a thread of its own; `AsyncClient` speaks to it from an asyncio
+loop. Only frozen values cross, so a process border can take the thread's place.
+"""
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+from octavo.core.events import Event, Refused
+from octavo.core.request import Request
+from octavo.engine.door import Ticket
+from octavo.engine.engine import Engine, EngineStatus
+from octavo.errors import EngineStopped, Overloaded, RequestError
+from octavo.text.assembler import Delta, Ended
+
+logger = logging.getLogger(__name__)
+
+Deliver = Callable[[tuple[Event, ...]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the thread after the current step."""
+
+
+Command = Submit | Cancel | Stop
+
+
+class EngineThread:
+    """Steps while there is work, sleeps while there is none.
+
+    `deliver` gets the events of a step at once, in the engine's thread, and `ended` is called there
+    when the thread ends, for whatever reason; neither may block or raise. `status` may be read from
+    any thread.
+    """
+
+    def __init__(self, engine: Engine, deliver: Deliver, ended: Callable[[], None]) -> None:
+        self._engine = engine
+        self._deliver = deliver
+        self._ended = ended
+        self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
+        self.status: EngineStatus = engine.status()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def send(self, command: Command) -> None:
+        self._inbox.put(command)
+
+    def stop(self, timeout_s: float | None = None) -> None:
+        """Ask the thread to end, and wait for it."""
+        self.send(Stop())
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            self._turn()
+        except Exception:
+            logger.exception("the engine has stopped on an internal error")
+        finally:
+            self._ended()
+
+    def _turn(self) -> None:
+        while True:
+            commands = self._receive()
+            events = [event for command in commands for event in self._obey(command)]
+            if any(isinstance(command, Stop) for command in commands):
+                return
+            events += self._engine.step()
+            self.status = self._engine.status()
+            if events:
+                self._deliver(tuple(events))
+
+    def _receive(self) -> list[Command]:
+        """Everything that has arrived; waits for the first when there is nothing to compute."""
+        commands = [self._inbox.get()] if self._engine.idle else []
+        while not self._inbox.empty():
+            commands.append(self._inbox.get())
+        return commands
+
+    def _obey(self, command: Command) -> tuple[Event, ...]:
+        match command:
+            case Submit(request):
+                return self._engine.submit(request)
+            case Cancel(request_id):
+                return self._engine.cancel(request_id)
+            case Stop():
+                return ()
+
+
+class AsyncClient:
+    """Answers as async streams. Bound to the event loop in which `start` is called."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._thread = EngineThread(engine, self._deliver, self._engine_ended)
+        self._listeners: dict[str, asyncio.Queue[Event | None]] = {}
+        """None in a queue says that the engine has ended."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.draining = False
+
+    async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    async def close(self) -> None:
+        """Stop the engine; answers that are under way end with an error."""
+        self.draining = True
+        await asyncio.to_thread(self._thread.stop)
+
+    def status(self) -> EngineStatus:
+        return self._thread.status
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.alive
+
+    async def stream(self, ticket: Ticket) -> AsyncIterator[Delta | Ended]:
+        """The answer as it comes; `Ended` is the last item. Closing the iterator cancels.
+
+        Raises   Overloaded or InvalidRequest when the engine refuses; EngineStopped.
+        """
+        if self.draining or not self.alive:
+            raise EngineStopped("the engine is not taking requests; try again later")
+        request_id = ticket.request.id
+        events: asyncio.Queue[Event | None] = asyncio.Queue()
+        self._listeners[request_id] = events
+        self._thread.send(Submit(ticket.request))
+        try:
+            while True:
+                event = await events.get()
+                if event is None:
+                    raise EngineStopped("the engine stopped before the answer was complete")
+                if isinstance(event, Refused):
+                    raise _refusal(event)
+                for item in ticket.assembler.take(event):
+                    if isinstance(item, Ended):
+                        del self._listeners[request_id]
+                        yield item
+                        return
+                    yield item
+                if ticket.assembler.ended:
+                    self._thread.send(Cancel(request_id))
+        finally:
+            if self._listeners.pop(request_id, None) is not None:
+                self._thread.send(Cancel(request_id))
+
+    def _deliver(self, events: tuple[Event, ...]) -> None:
+        self._call(lambda: self._dispatch(events))
+
+    def _engine_ended(self) -> None:
+        self._call(self._end_all)
+
+    def _call(self, action: Callable[[], None]) -> None:
+        assert self._loop is not None, "start() comes first"
+        try:
+            self._loop.call_soon_threadsafe(action)
+        except RuntimeError:  # the loop is closed: nobody listens any more
+            logger.info("the front has gone before the engine")
+
+    def _dispatch(self, events: tuple[Event, ...]) -> None:
+        for event in events:
+            listener = self._listeners.get(event.request_id)
+            if listener is not None:
+                listener.put_nowait(event)
+
+    def _end_all(self) -> None:
+        for listener in self._listeners.values():
+            listener.put_nowait(None)
+
+
+def _refusal(refused: Refused) -> RequestError:
+    if refused.limit == "blocks":
+        error = RequestError(refused.message)
+        error.code = "context_length_exceeded"
+        return error
+    return Overloaded(f"the request was refused: {refused.message}")

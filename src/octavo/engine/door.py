@@ -1,0 +1,130 @@
+"""The door: where a caller's wish becomes a frozen, fully checked request."""
+
+import random
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.core.request import Request
+from octavo.engine.params import SamplingParams
+from octavo.errors import ContextLengthExceeded, InvalidRequest
+from octavo.text.assembler import Assembler, StopRules
+from octavo.text.chat import ChatTemplate
+from octavo.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A request for the engine, and the assembler that turns its events into the answer."""
+
+    request: Request
+    assembler: Assembler
+
+
+class Door:
+    """Checks everything that a client sent, so that nothing in the step loop has to.
+
+    `vocab_size` is the model's; ids the tokenizer does not know but the model has are allowed.
+    `seed` makes the seeds of requests that bring none repeatable.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, max_model_len: int, vocab_size: int, seed: int | None = None
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.max_model_len = max_model_len
+        self.vocab_size = vocab_size
+        template = tokenizer.chat_template
+        self._chat = None if template is None else ChatTemplate(template, special=tokenizer.special)
+        self._seeds = random.Random(seed)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._chat is not None
+
+    def completion(self, prompt: str | Sequence[int], params: SamplingParams) -> Ticket:
+        """A plain continuation of a text, or of token ids.
+
+        Raises   InvalidRequest, ContextLengthExceeded.
+        """
+        if isinstance(prompt, str):
+            ids = self.tokenizer.encode(prompt, parse_special=True, add_special=True)
+        else:
+            ids = [self._checked_id(token, "prompt") for token in prompt]
+        return self._ticket(ids, params)
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], params: SamplingParams) -> Ticket:
+        """The assistant's next message.
+
+        Raises   InvalidRequest, ContextLengthExceeded.
+        """
+        if self._chat is None:
+            raise InvalidRequest(
+                "this model has no chat template; use /v1/completions", param="messages"
+            )
+        text = self._chat.render(messages)
+        return self._ticket(
+            self.tokenizer.encode(text, parse_special=True, add_special=False), params
+        )
+
+    def _checked_id(self, token: object, param: str) -> int:
+        if (
+            not isinstance(token, int)
+            or isinstance(token, bool)
+            or not 0 <= token < self.vocab_size
+        ):
+            raise InvalidRequest(
+                f"{param} holds {token!r}; token ids are integers from 0 to {self.vocab_size - 1}",
+                param=param,
+            )
+        return token
+
+    def _ticket(self, ids: Sequence[int], params: SamplingParams) -> Ticket:
+        max_tokens = self._room(len(ids), params.max_tokens)
+        if params.min_tokens > max_tokens:
+            raise InvalidRequest(
+                f"min_tokens is {params.min_tokens}, but only {max_tokens} tokens fit",
+                param="min_tokens",
+            )
+        own = frozenset(
+            self._checked_id(token, "stop_token_ids") for token in params.stop_token_ids
+        )
+        ends = own if params.ignore_eos else own | frozenset(self.tokenizer.eos_ids)
+        request = Request(
+            id=uuid.uuid4().hex,
+            prompt=tuple(ids),
+            max_tokens=max_tokens,
+            min_tokens=params.min_tokens,
+            sampling=params.sampling(seed=self._seeds.getrandbits(63)),
+            stop_token_ids=ends,
+            priority=params.priority,
+        )
+        rules = StopRules(
+            strings=tuple(params.stop),
+            include_string=params.include_stop_str_in_output,
+            end_ids=ends,
+            stop_token_ids=own,
+            min_tokens=params.min_tokens,
+        )
+        assembler = Assembler(self.tokenizer, rules, skip_special=params.skip_special_tokens)
+        return Ticket(request, assembler)
+
+    def _room(self, prompt_length: int, max_tokens: int | None) -> int:
+        """How many tokens the answer may have."""
+        if prompt_length == 0:
+            raise InvalidRequest("the prompt is empty; give at least one token", param="prompt")
+        room = self.max_model_len - prompt_length
+        if room < 1:
+            raise ContextLengthExceeded(
+                f"the prompt has {prompt_length} tokens; the context holds {self.max_model_len}"
+                " and needs room for at least one more",
+                param="prompt",
+            )
+        if max_tokens is not None and max_tokens > room:
+            raise ContextLengthExceeded(
+                f"{prompt_length} prompt tokens and max_tokens {max_tokens} do not fit into the"
+                f" context of {self.max_model_len}; at most {room} are left",
+                param="max_tokens",
+            )
+        return room if max_tokens is None else max_tokens

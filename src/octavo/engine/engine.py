@@ -1,0 +1,108 @@
+"""Engine: turns the crank. One step is plan, execute, commit."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from octavo.core.events import Event
+from octavo.core.plan import RowFailed, Runner, StepPlan, StepResult
+from octavo.core.request import Request
+from octavo.core.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStatus:
+    """What the engine is doing, read between two steps. Totals count from the start."""
+
+    running: int
+    waiting: int
+    blocks_total: int
+    blocks_free: int
+    blocks_cached: int
+    blocks_owned: int
+    steps: int
+    tokens_computed: int
+    tokens_sampled: int
+    tokens_recomputed: int
+    preemptions: int
+    evictions: int
+    prefix_tokens_queried: int
+    prefix_tokens_hit: int
+    failed_steps: int
+    last_step_s: float
+    """How long the last step took."""
+    stepped_at_s: float
+    """When it ended, on the engine's clock."""
+
+
+class Engine:
+    """A scheduler and a runner. Not thread-safe: one thread turns the crank."""
+
+    def __init__(
+        self, scheduler: Scheduler, runner: Runner, *, clock: Clock = time.monotonic
+    ) -> None:
+        self.scheduler = scheduler
+        self._runner = runner
+        self._clock = clock
+        self._failed_steps = 0
+        self._last_step_s = 0.0
+        self._stepped_at_s = clock()
+
+    @property
+    def idle(self) -> bool:
+        return self.scheduler.idle
+
+    def submit(self, request: Request) -> tuple[Event, ...]:
+        return self.scheduler.submit(request, self._clock())
+
+    def cancel(self, request_id: str) -> tuple[Event, ...]:
+        return self.scheduler.cancel(request_id, self._clock())
+
+    def step(self) -> tuple[Event, ...]:
+        """Compute one step, if there is anything to compute; returns what came of it."""
+        started = self._clock()
+        plan = self.scheduler.plan(started)
+        if plan is None:
+            return ()
+        events = self.scheduler.commit(plan, self._execute(plan), self._clock())
+        self._stepped_at_s = self._clock()
+        self._last_step_s = self._stepped_at_s - started
+        return events
+
+    def _execute(self, plan: StepPlan) -> StepResult:
+        """Run the plan; if the runner fails, the requests of this step fail, and no other."""
+        try:
+            return self._runner.execute(plan)
+        except Exception as error:
+            logger.exception("step %d failed", plan.id)
+            self._failed_steps += 1
+            message = f"step {plan.id} failed: {type(error).__name__}"
+            return StepResult(plan.id, tuple(RowFailed(span.row, message) for span in plan.spans))
+
+    def status(self) -> EngineStatus:
+        scheduler = self.scheduler
+        pool, counters = scheduler.manager.pool, scheduler.counters
+        return EngineStatus(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            blocks_total=pool.total,
+            blocks_free=pool.available - pool.cached,
+            blocks_cached=pool.cached,
+            blocks_owned=pool.owned,
+            steps=counters.steps,
+            tokens_computed=counters.tokens_computed,
+            tokens_sampled=counters.tokens_sampled,
+            tokens_recomputed=counters.tokens_recomputed,
+            preemptions=counters.preemptions,
+            evictions=counters.evictions,
+            prefix_tokens_queried=counters.prefix_tokens_queried,
+            prefix_tokens_hit=counters.prefix_tokens_hit,
+            failed_steps=self._failed_steps,
+            last_step_s=self._last_step_s,
+            stepped_at_s=self._stepped_at_s,
+        )

@@ -1,0 +1,214 @@
+"""LLM: a model in this process, for scripts and notebooks."""
+
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.config import EngineConfig
+from octavo.core.events import FinishReason, Receipt, Refused
+from octavo.engine.build import build
+from octavo.engine.door import Ticket
+from octavo.engine.engine import EngineStatus
+from octavo.engine.params import SamplingParams
+from octavo.errors import RequestError
+from octavo.text.assembler import Delta, Ended
+
+Prompt = str | Sequence[int]
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One prompt's answer: its text and tokens, why it ended, and what it cost.
+
+    A failure of the engine ends an answer with finish_reason "error" and `error` saying why; the
+    other answers are not touched.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    receipt: Receipt
+    error: str = ""
+
+
+class LLM:
+    """Loads a model and answers prompts, many at a time. Not for use from several threads at once.
+
+    `model` is a reference: a folder or file, `demo`, `pypi:PACKAGE==VERSION/FILE`, `hf:ORG/REPO`.
+    Settings are the fields of `EngineConfig`.
+
+    >>> llm = LLM("demo")                                                        # doctest: +SKIP
+    >>> llm.generate(["The capital of France is"])[0].text                       # doctest: +SKIP
+    """
+
+    def __init__(self, model: str = "demo", **settings: Any) -> None:
+        built = build(EngineConfig(model=model, **settings))
+        self._engine = built.engine
+        self._door = built.door
+        self.resolved = built.resolved
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._door.has_chat_template
+
+    def status(self) -> EngineStatus:
+        return self._engine.status()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = True,
+    ) -> list[Answer]:
+        """Continue each prompt (text or token ids); answers come in the order of the prompts.
+
+        Raises   RequestError: a prompt or parameter cannot be honoured; nothing has been computed.
+        """
+        listed = [prompts] if _is_prompt(prompts) else list(prompts)  # type: ignore[arg-type]
+        chosen = _one_each(params, len(listed))
+        tickets = [
+            self._door.completion(prompt, own) for prompt, own in zip(listed, chosen, strict=True)
+        ]
+        return self._answers(tickets, progress)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = True,
+    ) -> list[Answer]:
+        """The assistant's next message for one conversation, or for each of several."""
+        single = bool(messages) and isinstance(messages[0], Mapping)
+        conversations: list[Messages] = [messages] if single else list(messages)  # type: ignore[list-item,arg-type]
+        chosen = _one_each(params, len(conversations))
+        tickets = [
+            self._door.chat(own, each) for own, each in zip(conversations, chosen, strict=True)
+        ]
+        return self._answers(tickets, progress)
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None
+    ) -> Iterator[Delta | Ended]:
+        """Continue one prompt piece by piece; `Ended` comes last. Closing the iterator cancels."""
+        return self._stream(self._door.completion(prompt, params or SamplingParams()))
+
+    def chat_stream(
+        self, messages: Messages, params: SamplingParams | None = None
+    ) -> Iterator[Delta | Ended]:
+        """The assistant's next message piece by piece; `Ended` comes last."""
+        return self._stream(self._door.chat(messages, params or SamplingParams()))
+
+    def _stream(self, ticket: Ticket) -> Iterator[Delta | Ended]:
+        try:
+            for _, item in self._run([ticket]):
+                yield item
+        finally:
+            self._engine.cancel(ticket.request.id)
+
+    def _answers(self, tickets: Sequence[Ticket], progress: bool) -> list[Answer]:
+        parts: list[list[Delta]] = [[] for _ in tickets]
+        answers: dict[int, Answer] = {}
+        with _Progress(len(tickets), shown=progress) as bar:
+            try:
+                for index, item in self._run(tickets):
+                    if isinstance(item, Delta):
+                        parts[index].append(item)
+                        bar.tokens += len(item.token_ids)
+                        bar.update()
+                    else:
+                        answers[index] = _answer(parts[index], item)
+                        bar.done += 1
+                        bar.update(always=True)
+            finally:
+                for ticket in tickets:
+                    self._engine.cancel(ticket.request.id)
+        return [answers[index] for index in range(len(tickets))]
+
+    def _run(self, tickets: Sequence[Ticket]) -> Iterator[tuple[int, Delta | Ended]]:
+        """Submit, then turn the crank until every ticket has ended."""
+        live = {ticket.request.id: index for index, ticket in enumerate(tickets)}
+        events = [event for ticket in tickets for event in self._engine.submit(ticket.request)]
+        while live:
+            for event in events:
+                index = live.get(event.request_id)
+                if index is None:
+                    continue
+                if isinstance(event, Refused):
+                    raise RequestError(f"the request was refused: {event.message}")
+                assembler = tickets[index].assembler
+                items = list(assembler.take(event))
+                if assembler.ended:
+                    for last in self._engine.cancel(event.request_id):
+                        assert not isinstance(last, Refused)
+                        items += assembler.take(last)
+                for item in items:
+                    if isinstance(item, Ended):
+                        del live[event.request_id]
+                    yield index, item
+            events = list(self._engine.step())
+
+
+def _is_prompt(prompts: Prompt | Sequence[Prompt]) -> bool:
+    """Whether this is one prompt: a text, or a flat list of token ids."""
+    return isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int))
+
+
+def _one_each(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise RequestError(
+            f"{len(params)} SamplingParams for {count} prompts; give one, or one each"
+        )
+    return list(params)
+
+
+def _answer(parts: Sequence[Delta], ended: Ended) -> Answer:
+    return Answer(
+        text="".join(part.text for part in parts),
+        token_ids=tuple(token for part in parts for token in part.token_ids),
+        logprobs=tuple(value for part in parts for value in part.logprobs),
+        finish_reason=ended.finish_reason,
+        stop_reason=ended.stop_reason,
+        receipt=ended.receipt,
+        error=ended.message,
+    )
+
+
+class _Progress:
+    """A line on a terminal's standard error: answers done, tokens a second."""
+
+    def __init__(self, total: int, *, shown: bool) -> None:
+        self.done = 0
+        self.tokens = 0
+        self._total = total
+        self._shown = shown and sys.stderr.isatty()
+        self._started = self._drawn = time.monotonic()
+
+    def __enter__(self) -> "_Progress":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown:
+            self.update(always=True)
+            sys.stderr.write("\n")
+
+    def update(self, *, always: bool = False) -> None:
+        now = time.monotonic()
+        if not self._shown or (now - self._drawn < 0.1 and not always):
+            return
+        self._drawn = now
+        rate = self.tokens / max(now - self._started, 1e-9)
+        filled = 30 * self.done // max(self._total, 1)
+        bar = "█" * filled + "·" * (30 - filled)
+        sys.stderr.write(f"\r{bar} {self.done}/{self._total} answers, {rate:.0f} tokens/s ")
+        sys.stderr.flush()

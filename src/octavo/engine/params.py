@@ -1,0 +1,104 @@
+"""SamplingParams: what a caller may ask of an answer, under the names vLLM users know."""
+
+import math
+from dataclasses import dataclass
+
+from octavo.core.request import Sampling
+from octavo.errors import InvalidRequest
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to answer one prompt.
+
+    `temperature` 0 takes the likeliest token. `top_k` 0 or -1, `top_p` 1 and `min_p` 0 are off. The
+    same `seed` gives the same answer whoever else is served; None draws one. `max_tokens` None is
+    the rest of the context. Before `min_tokens` tokens no end token and no stop string ends the
+    answer. `ignore_eos` goes on past the model's own end. A lower `priority` goes first.
+
+    Raises   InvalidRequest naming the field that is out of range.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    priority: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        _in_range("temperature", self.temperature, 0.0, 100.0)
+        _in_range("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _in_range("min_p", self.min_p, 0.0, 1.0)
+        _integer("top_k", self.top_k, -1)
+        _integer("min_tokens", self.min_tokens, 0)
+        _integer("priority", self.priority, -(2**31), 2**31 - 1)
+        if self.seed is not None:
+            _integer("seed", self.seed, -(2**63), 2**64 - 1)
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, 1)
+            if self.min_tokens > self.max_tokens:
+                raise InvalidRequest(
+                    f"min_tokens is {self.min_tokens}, more than max_tokens {self.max_tokens}",
+                    param="min_tokens",
+                )
+        self._check_stops()
+
+    def _check_stops(self) -> None:
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidRequest(
+                f"stop holds {len(self.stop)} strings, at most {MAX_STOP_STRINGS} are allowed",
+                param="stop",
+            )
+        for text in self.stop:
+            if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_CHARACTERS:
+                raise InvalidRequest(
+                    f"a stop string must be text of 1 to {MAX_STOP_CHARACTERS} characters",
+                    param="stop",
+                )
+
+    def sampling(self, *, seed: int) -> Sampling:
+        """What the core and the sampler need; `seed` stands in when none was asked for."""
+        chosen = seed if self.seed is None else self.seed
+        return Sampling(
+            temperature=self.temperature,
+            top_k=max(self.top_k, 0),
+            top_p=self.top_p,
+            min_p=self.min_p,
+            seed=chosen % 2**64,
+        )
+
+
+def _in_range(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
+    numeric = isinstance(value, int | float) and not isinstance(value, bool)
+    if (
+        not numeric
+        or not math.isfinite(value)
+        or not low <= value <= high
+        or (open_low and value == low)
+    ):
+        bracket = "(" if open_low else "["
+        raise InvalidRequest(
+            f"{name} must be in {bracket}{low:g}, {high:g}], not {value!r}", param=name
+        )
+
+
+def _integer(name: str, value: int, low: int, high: int | None = None) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise InvalidRequest(
+            f"{name} must be an integer of at least {low}, not {value!r}", param=name
+        )
+    if high is not None and value > high:
+        raise InvalidRequest(f"{name} must be at most {high}, not {value!r}", param=name)

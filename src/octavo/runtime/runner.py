@@ -1,0 +1,76 @@
+"""ModelRunner: carries out plans with a model. It decides nothing."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from octavo.core.plan import BlockCopy, RowFailed, Sampled, Span, StepPlan, StepResult
+from octavo.core.request import Request
+from octavo.ops.api import BF16, F32, Batch, Ops
+from octavo.runtime.batch import RowTables, make_batch
+from octavo.runtime.sampler import Draw, Sampler
+from octavo.runtime.storage import KVStorage
+
+
+class Network(Protocol):
+    """A decoder: writes the KV of the batch, and gives the logits of its `logit_rows`."""
+
+    def forward(self, batch: Batch, pools: Sequence[BF16]) -> F32: ...
+
+
+class ModelRunner:
+    """Keeps  rows: a request and block tables each, from its bind to the next bind of that row."""
+
+    def __init__(
+        self,
+        network: Network,
+        ops: Ops,
+        storage: KVStorage,
+        *,
+        rows: int,
+        max_context: int,
+        groups: int = 1,
+    ) -> None:
+        self._network = network
+        self._ops = ops
+        self._storage = storage
+        self._pools = (storage.pool,) * groups
+        self._sampler = Sampler(ops, max_rows=rows)
+        self._block_size = storage.layout.block_size
+        self._tables = RowTables(
+            rows=rows, width=-(-max_context // self._block_size), groups=groups
+        )
+        self._requests: dict[int, Request] = {}
+        self._last: dict[int, int] = {}
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Carry out one plan: binds, table writes, copies, then all spans in one forward pass."""
+        for bind in plan.binds:
+            self._requests[bind.row] = bind.request
+        self._tables.apply(plan.writes)
+        self._copy(plan.copies)
+        tokens = [self._tokens(span) for span in plan.spans]
+        batch = make_batch(plan.spans, tokens, self._tables, self._block_size)
+        logits = self._network.forward(batch, self._pools)
+        return StepResult(plan.id, self._sample(logits, plan.spans))
+
+    def _copy(self, copies: Sequence[BlockCopy]) -> None:
+        if copies:
+            sources = np.array([copy.source for copy in copies], np.int32)
+            targets = np.array([copy.target for copy in copies], np.int32)
+            self._ops.copy_blocks(self._storage.pool, sources, targets)
+
+    def _tokens(self, span: Span) -> tuple[int, ...]:
+        missing = span.stop - span.start - len(span.tokens)
+        return (*span.tokens, self._last[span.row]) if missing else span.tokens
+
+    def _sample(self, logits: F32, spans: Sequence[Span]) -> tuple[Sampled | RowFailed, ...]:
+        draws = [
+            Draw(span.row, span.stop, self._requests[span.row]) for span in spans if span.samples
+        ]
+        outcomes = self._sampler.sample(logits, draws)
+        for outcome in outcomes:
+            if isinstance(outcome, Sampled):
+                self._last[outcome.row] = outcome.token
+        return outcomes

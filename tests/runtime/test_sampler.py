@@ -1,0 +1,197 @@
+"""The sampler against its definitions: filters, the draw, and independence of the batch."""
+
+import numpy as np
+import pytest
+
+from octavo.core.plan import RowFailed, Sampled
+from octavo.core.request import Request, Sampling
+from octavo.ops.reference import ReferenceOps
+from octavo.runtime.sampler import Draw, Sampler, choose, uniform
+
+VOCABULARY = 50
+
+
+def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, ...]:
+    """Written from the paper on its own, on 64-bit products, as a check of `uniform`."""
+    for step in range(10):
+        k0, k1 = (key[0] + step * 0x9E3779B9) % 2**32, (key[1] + step * 0xBB67AE85) % 2**32
+        low, high = 0xD2511F53 * counter[0], 0xCD9E8D57 * counter[2]
+        counter = (
+            (high >> 32) ^ counter[1] ^ k0,
+            high % 2**32,
+            (low >> 32) ^ counter[3] ^ k1,
+            low % 2**32,
+        )
+    return counter
+
+
+def logits_of(rng: np.random.Generator, scale: float = 2.0) -> np.ndarray:
+    return (rng.standard_normal(VOCABULARY) * scale).astype(np.float32)
+
+
+def draws(logits: np.ndarray, count: int = 4000, **settings: float) -> np.ndarray:
+    """How often each token is drawn over `count` positions."""
+    sampling = Sampling(seed=11, **{"temperature": 1.0, **settings})  # type: ignore[arg-type]
+    tokens = [choose(logits.copy(), sampling, position) for position in range(count)]
+    return np.bincount(tokens, minlength=VOCABULARY)
+
+
+def softmax(logits: np.ndarray, temperature: float = 1.0) -> np.ndarray:
+    weights = np.exp((logits.astype(np.float64) - logits.max()) / temperature)
+    return weights / weights.sum()
+
+
+def deviation(counts: np.ndarray, expected: np.ndarray) -> float:
+    """Pearson's chi-square as a normal deviate: beyond 5 about once in three million.
+
+    Source  Wilson & Hilferty 1931, the cube root of chi-square over its degrees of freedom.
+    """
+    total = counts.sum()
+    often = expected * total >= 5
+    assert counts[expected == 0].sum() == 0, "a token of no weight was drawn"
+    difference = counts[often] - expected[often] * total
+    freedom = max(int(often.sum()) - 1, 1)
+    ratio = float((difference**2 / (expected[often] * total)).sum()) / freedom
+    spread = 2 / (9 * freedom)
+    return float((np.cbrt(ratio) - (1 - spread)) / np.sqrt(spread))
+
+
+def test_the_generator_gives_the_published_words() -> None:
+    # Known answers of Philox4x32-10 from the authors' test vectors: counter 0, key 0.
+    assert philox((0, 0, 0, 0), (0, 0)) == (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)
+    assert uniform(0, 0, 0) == (0x6627E8D5 << 21 | 0xE169C58D >> 11) / 2**53
+
+
+def test_uniform_depends_on_seed_branch_and_position_alone(rng: np.random.Generator) -> None:
+    seed = int(rng.integers(2**63))
+    words = philox((7, 0, 3, 0), (seed % 2**32, seed >> 32))
+    assert uniform(seed, 3, 7) == (words[0] << 21 | words[1] >> 11) / 2**53
+    assert len({uniform(seed, branch, 7) for branch in range(50)}) == 50
+
+
+def test_plain_sampling_follows_the_softmax(rng: np.random.Generator) -> None:
+    logits = logits_of(rng)
+    for temperature in (0.5, 1.0, 3.0):
+        counts = draws(logits, temperature=temperature)
+        assert deviation(counts, softmax(logits, temperature)) < 5
+
+
+def test_top_k_keeps_the_k_likeliest(rng: np.random.Generator) -> None:
+    logits = logits_of(rng)
+    kept = np.argsort(-logits)[:5]
+    expected = np.zeros(VOCABULARY)
+    expected[kept] = softmax(logits[kept])
+    assert deviation(draws(logits, top_k=5), expected) < 5
+
+
+def test_top_p_keeps_the_fewest_that_reach_the_share(rng: np.random.Generator) -> None:
+    logits = logits_of(rng)
+    order = np.argsort(-logits)
+    reached = np.cumsum(softmax(logits)[order])
+    kept = order[: int(np.searchsorted(reached, 0.8)) + 1]
+    expected = np.zeros(VOCABULARY)
+    expected[kept] = softmax(logits[kept])
+    assert deviation(draws(logits, top_p=0.8), expected) < 5
+
+
+def test_min_p_keeps_those_near_the_likeliest(rng: np.random.Generator) -> None:
+    logits = logits_of(rng)
+    probabilities = softmax(logits)
+    kept = np.flatnonzero(probabilities >= 0.2 * probabilities.max())
+    expected = np.zeros(VOCABULARY)
+    expected[kept] = softmax(logits[kept])
+    assert deviation(draws(logits, min_p=0.2), expected) < 5
+
+
+def test_top_p_after_top_k_sees_what_top_k_left() -> None:
+    logits = np.log(np.array([0.4, 0.3, 0.2, 0.1] + [1e-30] * 46)).astype(np.float32)
+    # Of the two kept by top_k the first has 4/7, so that a share of 0.5 needs no second.
+    assert draws(logits, 200, top_k=2, top_p=0.5)[0] == 200
+    assert draws(logits, 200, top_p=0.5)[1] > 0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"temperature": 0.0}, {"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_every_way_to_ask_for_the_best_gives_the_lowest_of_the_best(
+    settings: dict[str, float],
+) -> None:
+    logits = np.zeros(VOCABULARY, np.float32)
+    logits[[17, 23, 40]] = 3.5
+    counts = draws(logits, 50, **settings)
+    assert counts[17] == 50
+
+
+def test_filters_never_leave_nothing(rng: np.random.Generator) -> None:
+    wide = (rng.standard_normal(150_000) * 3).astype(np.float32)
+    for settings in (
+        {"top_p": 0.9999999},
+        {"top_k": 1, "top_p": 0.8},
+        {"top_k": 150_000, "top_p": 0.5, "min_p": 0.9},
+    ):
+        sampling = Sampling(temperature=1.0, seed=3, **settings)  # type: ignore[arg-type]
+        assert 0 <= choose(wide, sampling, 5) < len(wide)
+    equal = np.ones(VOCABULARY, np.float32)
+    assert (draws(equal, 2000, min_p=0.99) > 0).all()
+
+
+def sampled(logits: np.ndarray, requests: list[Request]) -> tuple[Sampled | RowFailed, ...]:
+    rows = [Draw(row, len(r.prompt), r) for row, r in enumerate(requests)]
+    return Sampler(ReferenceOps(), max_rows=8).sample(logits, rows)
+
+
+def request(**sampling: float) -> Request:
+    return Request(id="r", prompt=(1, 2), max_tokens=9, sampling=Sampling(**sampling))  # type: ignore[arg-type]
+
+
+def test_a_row_does_not_depend_on_its_neighbours(rng: np.random.Generator) -> None:
+    logits = np.stack([logits_of(rng) for _ in range(4)])
+    requests = [
+        request(temperature=0.9, seed=5, top_p=0.9),
+        request(),
+        request(temperature=1.3, seed=6, top_k=7),
+        request(temperature=1.0, seed=7),
+    ]
+    together = sampled(logits.copy(), requests)
+    alone = [sampled(logits[[i]].copy(), [requests[i]])[0] for i in range(4)]
+    backwards = sampled(logits[::-1].copy(), requests[::-1])[::-1]
+    for i in range(4):
+        for other in (alone[i], backwards[i]):
+            assert isinstance(other, Sampled)
+            assert isinstance(together[i], Sampled)
+            assert (other.token, other.logprob) == (together[i].token, together[i].logprob)
+
+
+def test_the_logprob_is_that_of_the_unfiltered_softmax(rng: np.random.Generator) -> None:
+    logits = logits_of(rng)
+    for one in (request(), request(temperature=2.0, seed=4, top_k=3)):
+        (outcome,) = sampled(logits[None].copy(), [one])
+        assert isinstance(outcome, Sampled)
+        assert outcome.logprob == pytest.approx(np.log(softmax(logits)[outcome.token]), abs=1e-4)
+
+
+def test_end_tokens_are_not_drawn_before_min_tokens(rng: np.random.Generator) -> None:
+    logits = logits_of(rng)
+    best = int(np.argmax(logits))
+    second = int(np.argsort(-logits)[1])
+    asked = Request(
+        id="r", prompt=(1, 2), max_tokens=9, min_tokens=2, stop_token_ids=frozenset({best})
+    )
+    sampler = Sampler(ReferenceOps(), max_rows=8)
+    tokens = []
+    for position in (2, 3, 4):
+        (outcome,) = sampler.sample(logits[None].copy(), [Draw(0, position, asked)])
+        assert isinstance(outcome, Sampled)
+        tokens.append(outcome.token)
+    assert tokens == [second, second, best]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_row_that_is_not_finite_fails_alone(rng: np.random.Generator, bad: float) -> None:
+    logits = np.stack([logits_of(rng), logits_of(rng)])
+    logits[0, 13] = bad
+    outcomes = sampled(logits, [request(temperature=1.0), request()])
+    assert isinstance(outcomes[0], RowFailed)
+    assert isinstance(outcomes[1], Sampled)

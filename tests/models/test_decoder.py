@@ -1,0 +1,127 @@
+"""Tiny random models: the logits are those of transformers, whatever the batch looks like."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from octavo.models.decoder import Decoder
+from octavo.models.loader import load_model
+from octavo.ops.api import F32, Ops
+from octavo.ops.native import NativeOps
+from octavo.ops.reference import ReferenceOps
+from tests.models import hf
+from tests.models.paged import PagedSequences, Part
+
+LENGTH = 83
+
+
+def make_ops(name: str) -> Ops:
+    return ReferenceOps() if name == "reference" else NativeOps(threads=2)
+
+
+def saved(model: object, folder: Path, form: str) -> Path:
+    """The model on disk, as a folder of safetensors or as a GGUF file."""
+    if form == "gguf":
+        path = folder / "tiny.gguf"
+        hf.write_gguf(model, path)
+        return path
+    model.save_pretrained(folder, max_shard_size="60KB" if form == "sharded" else "1GB")
+    return folder
+
+
+def tiny(rng: np.random.Generator, folder: Path, ops: Ops, kind: str = "llama") -> Decoder:
+    path = saved(hf.random_model(rng, kind), folder, "single")
+    return load_model(path, ops, 256).decoder
+
+
+def prefill(decoder: Decoder, rng: np.random.Generator, tokens: list[int], **pool: object) -> F32:
+    sequences = PagedSequences(decoder, rng, [len(tokens)], **pool)
+    return sequences.feed(0, tokens, chunk=len(tokens))
+
+
+def random_tokens(rng: np.random.Generator, count: int) -> list[int]:
+    return rng.integers(0, hf.SIZES["vocab_size"], count).tolist()
+
+
+@pytest.mark.parametrize("form", ["single", "sharded", "gguf"])
+@pytest.mark.parametrize("kind", hf.KINDS)
+def test_logits_are_those_of_transformers(
+    kind: str, form: str, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    """With float64 ops and a float32 pool nothing is rounded but in transformers itself.
+
+    Logits of these models are about 1 in size, its float32 sums err by 1e-6 a layer: 1e-4 leaves
+    room for the rare row that amplifies it, and is a hundredth of what any wrong switch does.
+    """
+    if (kind, form) == ("llama-gelu", "gguf"):
+        pytest.skip("GGUF's llama architecture has no key for another activation")
+    reference = hf.random_model(rng, kind)
+    decoder = load_model(saved(reference, tmp_path, form), ReferenceOps(), 256).decoder
+    tokens = random_tokens(rng, LENGTH)
+    found = prefill(decoder, rng, tokens, dtype=np.float32)
+    np.testing.assert_allclose(found, hf.logits(reference, tokens), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_native_logits_are_near(kind: str, rng: np.random.Generator, tmp_path: Path) -> None:
+    """bfloat16 keys, values and activations err by 2^-9 each; three layers leave about 1 %."""
+    reference = hf.random_model(rng, kind)
+    decoder = load_model(saved(reference, tmp_path, "single"), NativeOps(threads=2), 256).decoder
+    tokens = random_tokens(rng, LENGTH)
+    expected = hf.logits(reference, tokens)
+    error = prefill(decoder, rng, tokens) - expected
+    assert np.sqrt(np.mean(error**2)) <= 0.02 * expected.std()
+    assert np.abs(error).max() <= 0.15 * expected.std()
+
+
+@pytest.mark.parametrize("name", ["reference", "native"])
+@pytest.mark.parametrize("block_size", [16, 32])
+def test_chunks_and_decode_give_the_bits_of_one_prefill(
+    name: str, block_size: int, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    decoder = tiny(rng, tmp_path, make_ops(name))
+    tokens = random_tokens(rng, LENGTH)
+    whole = prefill(decoder, rng, tokens, block_size=block_size)
+    for chunk in (1, 7, 16, 50):
+        sequences = PagedSequences(decoder, rng, [LENGTH], block_size=block_size)
+        assert np.array_equal(sequences.feed(0, tokens, chunk=chunk), whole), chunk
+
+
+@pytest.mark.parametrize("name", ["reference", "native"])
+def test_company_does_not_change_a_bit(
+    name: str, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    """Prefill of one, a chunk of another and decode of a third in one batch, in any order."""
+    decoder = tiny(rng, tmp_path, make_ops(name), "qwen2")
+    texts = [random_tokens(rng, length) for length in (40, 61, 23)]
+    alone = [prefill(decoder, rng, tokens) for tokens in texts]
+    sequences = PagedSequences(decoder, rng, [len(tokens) for tokens in texts])
+    sequences.step([Part(1, 0, texts[1][:30]), Part(2, 0, texts[2][:22])])
+    parts = [Part(0, 0, texts[0]), Part(1, 30, texts[1][30:]), Part(2, 22, texts[2][22:])]
+    order = rng.permutation(3)
+    for index, logits in zip(order, sequences.step([parts[i] for i in order]), strict=True):
+        part = parts[index]
+        assert np.array_equal(logits, alone[index][part.start :])
+
+
+def test_scratch_is_what_the_buffers_take(rng: np.random.Generator, tmp_path: Path) -> None:
+    path = saved(hf.random_model(rng, "llama"), tmp_path, "single")
+    small, large = (load_model(path, ReferenceOps(), n, max_rows=4).decoder for n in (64, 128))
+    spec = small.spec
+    row = spec.hidden_size + spec.qkv_size + spec.heads * spec.head_dim + spec.ffn_size
+    assert large.scratch_bytes - small.scratch_bytes == 64 * 4 * row
+
+
+def test_a_shorter_context_is_kept(rng: np.random.Generator, tmp_path: Path) -> None:
+    path = saved(hf.random_model(rng, "llama"), tmp_path, "single")
+    model = load_model(path, ReferenceOps(), 64, max_context=100)
+    assert (model.decoder.max_context, model.spec.max_context) == (100, 512)
+    assert load_model(path, ReferenceOps(), 64, max_context=10_000).decoder.max_context == 512
+
+
+def test_tied_embeddings_are_packed_once(rng: np.random.Generator, tmp_path: Path) -> None:
+    weights = tiny(rng, tmp_path, ReferenceOps(), "llama-tied").weights
+    assert weights.head is weights.embedding
+    counted = weights.embedding.nbytes + sum(layer.nbytes for layer in weights.layers)
+    assert weights.nbytes == counted + weights.final_norm.weight.nbytes

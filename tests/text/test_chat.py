@@ -63,7 +63,7 @@ def test_text_parts_are_joined_and_a_null_answer_is_empty() -> None:
     parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
     in_parts: list[dict[str, Any]] = [
         {"role": "user", "content": parts},
-        {"role": "assistant", "content": None},
+        {"role": "assistant", "content": None, "tool_calls": None, "name": None},
         {"role": "user", "content": []},
     ]
     joined = [

@@ -12,6 +12,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from octavo.errors import InvalidRequest, ModelFileError
+from octavo.text.tokenizer import Tokenizer
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _KEYS = frozenset({"role", "content", "name"})
@@ -40,6 +41,16 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise ModelFileError(f"the chat template does not compile: {error}") from error
 
+    @classmethod
+    def for_tokenizer(cls, tokenizer: Tokenizer) -> "ChatTemplate":
+        """The template that came with a tokenizer.
+
+        Raises  ModelFileError: there is none, or it is not valid jinja.
+        """
+        if tokenizer.chat_template is None:
+            raise ModelFileError("the model has no chat template")
+        return cls(tokenizer.chat_template, special=tokenizer.special)
+
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The prompt that asks for the assistant's next answer.
 
@@ -59,7 +70,7 @@ class ChatTemplate:
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The messages as templates expect them: a role, and content that is one string.
 
-    Text parts are joined; the null content of an assistant is empty.
+    Text parts are joined; the null content of an assistant is empty; other nulls count as absent.
     Raises  InvalidRequest naming the message.
     """
     if not messages:
@@ -70,7 +81,8 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
 def _checked(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise InvalidRequest(f"{where} is not an object with role and content", param=where)
-    if unknown := sorted(set(message) - _KEYS):
+    given = {key for key, value in message.items() if value is not None}
+    if unknown := sorted(given - _KEYS):
         raise InvalidRequest(f"{where}.{unknown[0]} is not supported", param=where)
     role = message.get("role")
     if role not in ROLES:

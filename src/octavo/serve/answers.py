@@ -1,0 +1,157 @@
+"""Answers to the prompts of one HTTP request: merged as they come, or joined when they ended."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from octavo.core.events import Receipt
+from octavo.engine.door import Ticket
+from octavo.serve.service import Item, Service
+from octavo.text.assembler import Delta, Ended
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """OpenAI's usage. The details are known when all answers have ended."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
+
+
+class OctavoUsage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What OpenAI's usage has no place for: what the answers cost. Times are in seconds.
+
+    With several prompts the tokens are summed, and the times are those of the slowest. `user` is
+    the caller's own label, sent back.
+    """
+
+    queue_s: float | None
+    time_to_first_token_s: float | None
+    preemptions: int
+    recomputed_tokens: int
+    cached_tokens: int
+    user: str | UnsetType = UNSET
+
+
+class Tally:
+    """Counts the tokens of one HTTP request."""
+
+    def __init__(self, tickets: Sequence[Ticket]) -> None:
+        self._prompt_tokens = sum(len(ticket.request.prompt) for ticket in tickets)
+        self._completion_tokens = 0
+        self._receipts: list[Receipt] = []
+        self._answers = len(tickets)
+
+    def add(self, item: Item) -> None:
+        if isinstance(item, Delta):
+            self._completion_tokens += len(item.token_ids)
+        else:
+            self._receipts.append(item.receipt)
+
+    def usage(self) -> Usage:
+        """The tokens up to now."""
+        all_ended = len(self._receipts) == self._answers
+        return Usage(
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=self._completion_tokens,
+            total_tokens=self._prompt_tokens + self._completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=self._cached_tokens)
+            if all_ended
+            else UNSET,
+        )
+
+    def cost(self, user: str | None) -> OctavoUsage:
+        """What the answers that have ended cost."""
+        receipts = self._receipts
+        return OctavoUsage(
+            queue_s=_longest([(r.arrival_s, r.admitted_s) for r in receipts]),
+            time_to_first_token_s=_longest([(r.arrival_s, r.first_token_s) for r in receipts]),
+            preemptions=sum(r.preemptions for r in receipts),
+            recomputed_tokens=sum(r.recomputed_tokens for r in receipts),
+            cached_tokens=self._cached_tokens,
+            user=UNSET if user is None else user,
+        )
+
+    @property
+    def _cached_tokens(self) -> int:
+        return sum(receipt.cached_tokens for receipt in self._receipts)
+
+
+def _longest(spans: Sequence[tuple[float, float | None]]) -> float | None:
+    return max((stop - start for start, stop in spans if stop is not None), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer: the joined stream."""
+
+    text: str
+    ended: Ended
+
+
+async def collect(service: Service, tickets: Sequence[Ticket], tally: Tally) -> tuple[Answer, ...]:
+    """All answers, in the order of the tickets."""
+    texts: list[list[str]] = [[] for _ in tickets]
+    ends: dict[int, Ended] = {}
+    async with aclosing(merge(service, tickets)) as items:
+        async for index, item in items:
+            tally.add(item)
+            if isinstance(item, Ended):
+                ends[index] = item
+            else:
+                texts[index].append(item.text)
+    return tuple(Answer("".join(text), ends[index]) for index, text in enumerate(texts))
+
+
+async def merge(
+    service: Service, tickets: Sequence[Ticket]
+) -> AsyncGenerator[tuple[int, Item], None]:
+    """What the answers bring, as it comes, each with the index of its ticket.
+
+    When one fails or the iterator is closed, all are cancelled.
+    """
+    if len(tickets) == 1:
+        async with aclosing(service.follow(tickets[0])) as items:
+            async for item in items:
+                yield 0, item
+        return
+    arrived: asyncio.Queue[tuple[int, Item] | Exception] = asyncio.Queue(maxsize=1)
+    pumps = [
+        asyncio.ensure_future(_pump(service, ticket, index, arrived))
+        for index, ticket in enumerate(tickets)
+    ]
+    unfinished = len(tickets)
+    try:
+        while unfinished:
+            got = await arrived.get()
+            if isinstance(got, Exception):
+                raise got
+            unfinished -= isinstance(got[1], Ended)
+            yield got
+    finally:
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+async def _pump(
+    service: Service,
+    ticket: Ticket,
+    index: int,
+    arrived: "asyncio.Queue[tuple[int, Item] | Exception]",
+) -> None:
+    try:
+        async with aclosing(service.follow(ticket)) as items:
+            async for item in items:
+                await arrived.put((index, item))
+    except Exception as error:
+        await arrived.put(error)

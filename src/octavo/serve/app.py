@@ -1,0 +1,37 @@
+"""The HTTP application: which path leads where."""
+
+from functools import partial
+
+from starlette.applications import Starlette
+from starlette.routing import Route
+
+from octavo.engine.door import Door
+from octavo.observe.metrics import Metrics
+from octavo.serve.chat import create_chat_completion
+from octavo.serve.completions import create_completion
+from octavo.serve.errors import HANDLERS
+from octavo.serve.health import show_health, show_metrics, show_version
+from octavo.serve.models import list_models, show_model
+from octavo.serve.service import Client, ServeSettings, Service
+
+
+def create_app(client: Client, door: Door, settings: ServeSettings) -> Starlette:
+    """An ASGI application that answers from `client`. Starting and closing that is the caller's."""
+    metrics = Metrics()
+    service = Service(client, door, settings, metrics)
+    endpoints = (
+        ("/v1/chat/completions", "POST", create_chat_completion),
+        ("/v1/completions", "POST", create_completion),
+        ("/v1/models", "GET", list_models),
+        ("/v1/models/{name:path}", "GET", show_model),
+        ("/health", "GET", show_health),
+        ("/metrics", "GET", show_metrics),
+        ("/version", "GET", show_version),
+    )
+    routes = [
+        Route(path, partial(handler, service), methods=[method])
+        for path, method, handler in endpoints
+    ]
+    app = Starlette(routes=routes, exception_handlers=HANDLERS)
+    app.state.metrics = metrics
+    return app

@@ -1,0 +1,174 @@
+"""POST /v1/chat/completions: the assistant's next message."""
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.engine.door import Ticket
+from octavo.serve.answers import OctavoUsage, Tally, Usage, collect, merge
+from octavo.serve.errors import json_response
+from octavo.serve.requests import (
+    NEUTRAL_EVERYWHERE,
+    Neutral,
+    StreamOptions,
+    check_stream_options,
+    parse,
+    read_body,
+)
+from octavo.serve.service import Service
+from octavo.serve.stream import stream_response, while_connected
+from octavo.text.assembler import Delta
+
+NEUTRAL: Neutral = {
+    **NEUTRAL_EVERYWHERE,
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (False,),
+    "audio": (),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "include_reasoning": (True,),
+    "logprobs": (False,),
+    "mm_processor_kwargs": ({},),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True, False),  # of no calls at all
+    "prediction": (),
+    "prompt_cache_key": (),
+    "prompt_cache_retention": (),
+    "reasoning_effort": (),
+    "safety_identifier": (),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "verbosity": (),
+    "web_search_options": (),
+}
+
+
+class ChatRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body, without the fields of `SamplingFields`. Messages are checked at the door."""
+
+    messages: list[Any]
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+
+
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
+    role: str = "assistant"
+    content: str
+
+
+class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int = 0
+    message: ChatMessage
+    logprobs: None = None
+    finish_reason: str
+    stop_reason: str | int | None
+
+
+class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int = 0
+    delta: ChatDelta
+    logprobs: None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
+
+
+class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: str = "chat.completion"
+    created: int
+    model: str
+    choices: tuple[ChatChoice, ...]
+    usage: Usage
+    octavo: OctavoUsage
+
+
+class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: str = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: tuple[ChatChunkChoice, ...] = ()
+    usage: Usage | UnsetType | None = UNSET
+    octavo: OctavoUsage | UnsetType = UNSET
+
+
+async def create_chat_completion(service: Service, request: Request) -> Response:
+    """The endpoint."""
+    body = await read_body(request, service.settings.max_body_bytes)
+    asked, params = parse(body, ChatRequest, NEUTRAL, service.settings.defaults)
+    model = service.model_named(asked.model)
+    options = check_stream_options(asked.stream, asked.stream_options)
+    ticket = await service.at_door(len(body), lambda: service.door.chat(asked.messages, params))
+    answer_id, created = f"chatcmpl-{ticket.request.id}", int(time.time())
+    if asked.stream:
+        blank = ChatChunk(id=answer_id, created=created, model=model)
+        chunks = _chunks(service, ticket, blank, options, asked.user)
+        return await stream_response(request.receive, chunks)
+    tally = Tally([ticket])
+    (answer,) = await while_connected(request.receive, collect(service, [ticket], tally))
+    choice = ChatChoice(
+        message=ChatMessage(content=answer.text),
+        finish_reason=answer.ended.finish_reason,
+        stop_reason=answer.ended.stop_reason,
+    )
+    return json_response(
+        ChatCompletion(
+            id=answer_id,
+            created=created,
+            model=model,
+            choices=(choice,),
+            usage=tally.usage(),
+            octavo=tally.cost(asked.user),
+        )
+    )
+
+
+async def _chunks(
+    service: Service, ticket: Ticket, blank: ChatChunk, options: StreamOptions, user: str | None
+) -> AsyncGenerator[ChatChunk, None]:
+    """The role with the first token, then text, then the reason it ended, then usage if asked."""
+    tally = Tally([ticket])
+
+    def chunk(delta: ChatDelta, **ending: Any) -> ChatChunk:
+        absent = None if options.include_usage else UNSET
+        return msgspec.structs.replace(
+            blank,
+            choices=(ChatChunkChoice(delta=delta, **ending),),
+            usage=tally.usage() if options.continuous_usage_stats else absent,
+        )
+
+    started = False
+    async with aclosing(merge(service, [ticket])) as items:
+        async for _, item in items:
+            tally.add(item)
+            if not started:
+                started = True
+                yield chunk(ChatDelta(role="assistant", content=""))
+            if not isinstance(item, Delta):
+                yield chunk(
+                    ChatDelta(), finish_reason=item.finish_reason, stop_reason=item.stop_reason
+                )
+            elif item.text:
+                yield chunk(ChatDelta(content=item.text))
+    if options.include_usage:
+        yield msgspec.structs.replace(blank, usage=tally.usage(), octavo=tally.cost(user))

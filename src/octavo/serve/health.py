@@ -1,0 +1,54 @@
+"""GET /health, /metrics and /version: for operators and their machines."""
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.observe.metrics import CONTENT_TYPE
+from octavo.serve.errors import json_response
+from octavo.serve.service import Service
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """`status` is ok, draining, stalled (work, but no steps) or dead (the engine has ended)."""
+
+    status: str
+    running: int
+    waiting: int
+    blocks_free: int
+    blocks_total: int
+
+
+class Version(msgspec.Struct, frozen=True, kw_only=True):
+    version: str
+
+
+async def show_health(service: Service, request: Request) -> Response:
+    """200 while new requests are taken and the engine makes progress, else 503."""
+    state = service.client.status()
+    status = _status(service)
+    health = Health(
+        status=status,
+        running=state.running,
+        waiting=state.waiting,
+        blocks_free=state.blocks_free,
+        blocks_total=state.blocks_total,
+    )
+    return json_response(health, 200 if status == "ok" else 503)
+
+
+def _status(service: Service) -> str:
+    if service.client.draining:
+        return "draining"
+    if not service.client.alive:
+        return "dead"
+    return "stalled" if service.stalled else "ok"
+
+
+async def show_metrics(service: Service, request: Request) -> Response:
+    body = service.metrics.render(service.client.status())
+    return Response(body, media_type=CONTENT_TYPE)
+
+
+async def show_version(service: Service, request: Request) -> Response:
+    return json_response(Version(version=service.settings.version))

@@ -1,0 +1,190 @@
+"""Request bodies: bytes to checked records, with every field honoured or refused by name."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from starlette.requests import Request
+
+from octavo.engine.params import SamplingParams
+from octavo.errors import InvalidRequest, PayloadTooLarge
+
+Shape = TypeVar("Shape", bound=msgspec.Struct)
+JsonObject = dict[str, Any]
+Neutral = Mapping[str, tuple[object, ...]]
+"""Fields that other servers have and Octavo has not, each with the values that ask for nothing."""
+
+NEUTRAL_EVERYWHERE: Neutral = {
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "cache_salt": (),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "kv_transfer_params": (),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "logits_processors": (),
+    "metadata": ({},),
+    "n": (1,),
+    "presence_penalty": (0,),
+    "prompt_logprobs": (),
+    "repetition_penalty": (1,),
+    "request_id": (),
+    "response_format": ({"type": "text"},),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "spaces_between_special_tokens": (True,),
+    "structured_outputs": (),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "vllm_xargs": (),
+}
+
+
+class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`include_usage`: one more chunk at the end, with usage. `continuous_usage_stats`: on every
+    chunk as well."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of a body that say how to answer; their ranges are `SamplingParams`' business."""
+
+    temperature: float | UnsetType = UNSET
+    top_p: float | UnsetType = UNSET
+    top_k: int | UnsetType = UNSET
+    min_p: float | UnsetType = UNSET
+    seed: int | UnsetType = UNSET
+    max_tokens: int | UnsetType = UNSET
+    max_completion_tokens: int | UnsetType = UNSET
+    min_tokens: int | UnsetType = UNSET
+    stop: str | tuple[str, ...] | UnsetType = UNSET
+    stop_token_ids: tuple[int, ...] | UnsetType = UNSET
+    ignore_eos: bool | UnsetType = UNSET
+    include_stop_str_in_output: bool | UnsetType = UNSET
+    skip_special_tokens: bool | UnsetType = UNSET
+    priority: int | UnsetType = UNSET
+
+
+async def read_body(request: Request, limit_bytes: int) -> bytes:
+    """The whole body.
+
+    Raises  PayloadTooLarge as soon as it is known to be larger than the limit.
+    """
+    declared = request.headers.get("content-length", "")
+    size = int(declared) if declared.isdecimal() else 0
+    chunks = []
+    if size <= limit_bytes:
+        size = 0
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > limit_bytes:
+                break
+            chunks.append(chunk)
+    if size > limit_bytes:
+        raise PayloadTooLarge(f"the body is larger than {limit_bytes} bytes")
+    return b"".join(chunks)
+
+
+def parse(
+    body: bytes, shape: type[Shape], neutral: Neutral, defaults: SamplingParams
+) -> tuple[Shape, SamplingParams]:
+    """The request and how to answer it. A null field counts as absent.
+
+    Raises  InvalidRequest: broken JSON; a field is unknown, not supported, of the wrong type or out
+            of range.
+    """
+    fields = {name: value for name, value in _json_object(body).items() if value is not None}
+    for name in [name for name in fields if name in neutral]:
+        if not _asks_for_nothing(fields.pop(name), neutral[name]):
+            raise InvalidRequest(f"{name} is not supported yet; leave it out", param=name)
+    sampling = {name: fields.pop(name) for name in SamplingFields.__struct_fields__ & fields.keys()}
+    return _convert(fields, shape), _params(_convert(sampling, SamplingFields), defaults)
+
+
+def check_stream_options(stream: bool | None, options: StreamOptions | None) -> StreamOptions:
+    """The options of a stream; none when it is not one.
+
+    Raises  InvalidRequest: options that would have no effect, or that are not supported.
+    """
+    if options is None:
+        return StreamOptions()
+    if not stream:
+        raise InvalidRequest("stream_options needs stream: true", param="stream_options")
+    if options.include_obfuscation:
+        raise InvalidRequest(
+            "stream_options.include_obfuscation is not supported; leave it out",
+            param="stream_options.include_obfuscation",
+        )
+    if options.continuous_usage_stats and not options.include_usage:
+        raise InvalidRequest(
+            "stream_options.continuous_usage_stats needs include_usage: true",
+            param="stream_options.continuous_usage_stats",
+        )
+    return options
+
+
+def _json_object(body: bytes) -> JsonObject:
+    try:
+        content = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from error
+    except RecursionError as error:
+        raise InvalidRequest("the body is nested too deeply") from error
+    if not isinstance(content, dict):
+        raise InvalidRequest(f"the body is a JSON {type(content).__name__}; send an object")
+    return content
+
+
+def _asks_for_nothing(value: object, neutral: tuple[object, ...]) -> bool:
+    """Whether a value is one of the neutral ones; true is not 1 here."""
+    return any(
+        value == known and isinstance(value, bool) == isinstance(known, bool) for known in neutral
+    )
+
+
+def _convert(fields: JsonObject, shape: type[Shape]) -> Shape:
+    try:
+        return msgspec.convert(fields, shape)
+    except msgspec.ValidationError as error:
+        raise _explained(str(error)) from error
+
+
+def _explained(message: str) -> InvalidRequest:
+    """The library's message, as an error that names the field."""
+    if found := re.search(r"unknown field `(.*?)`(?: - at `\$\.?(.*)`)?$", message):
+        name = ".".join(filter(None, (found[2], found[1])))
+        return InvalidRequest(f"the field {name} is not known here", param=name)
+    if found := re.search(r"missing required field `(.*?)`", message):
+        return InvalidRequest(f"the field {found[1]} is missing", param=found[1])
+    what, _, path = message.partition(" - at `$.")
+    name = path.rstrip("`").replace("[...]", "")
+    return InvalidRequest(f"{name}: {what[:1].lower()}{what[1:]}", param=name or None)
+
+
+def _params(fields: SamplingFields, defaults: SamplingParams) -> SamplingParams:
+    given = {
+        name: value for name, value in msgspec.structs.asdict(fields).items() if value is not UNSET
+    }
+    if isinstance(stop := given.get("stop"), str):
+        given["stop"] = (stop,)
+    newer = given.pop("max_completion_tokens", None)
+    if newer is None:
+        return replace(defaults, **given)
+    if given.setdefault("max_tokens", newer) != newer:
+        raise InvalidRequest(
+            "max_tokens and max_completion_tokens differ; send one", param="max_completion_tokens"
+        )
+    try:
+        return replace(defaults, **given)
+    except InvalidRequest as error:
+        if error.param != "max_tokens":
+            raise
+        message = error.message.replace("max_tokens", "max_completion_tokens")
+        raise InvalidRequest(message, param="max_completion_tokens") from error

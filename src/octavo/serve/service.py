@@ -1,0 +1,138 @@
+"""What every handler works with: the engine's client, the door, the settings, the metrics."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from octavo.engine.door import Door, Ticket
+from octavo.engine.engine import EngineStatus
+from octavo.engine.params import SamplingParams
+from octavo.errors import EngineError, EngineStopped, OctavoError, RequestError, UnknownModel
+from octavo.observe.metrics import Metrics
+from octavo.text.assembler import Delta, Ended
+from octavo.units import KIB, MIB
+
+Item = Delta | Ended
+T = TypeVar("T")
+
+_LARGE_BODY_BYTES = 64 * KIB
+"""A body of this size takes milliseconds to tokenise."""
+
+
+class Client(Protocol):
+    """The engine, as a server sees it."""
+
+    @property
+    def alive(self) -> bool: ...
+
+    @property
+    def draining(self) -> bool: ...
+
+    def status(self) -> EngineStatus: ...
+
+    def stream(self, ticket: Ticket) -> AsyncGenerator[Item, None]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeSettings:
+    """What the server is told once.
+
+    The first of `model_names` is the one it shows. `defaults` fill what a request leaves out. The
+    engine counts as stalled when it has work and made no step for `stall_s`.
+    """
+
+    model_names: tuple[str, ...]
+    version: str
+    defaults: SamplingParams = field(default_factory=SamplingParams)
+    max_body_bytes: int = 8 * MIB
+    stall_s: float = 60.0
+
+
+class Service:
+    """Follows answers from the engine, and keeps the books about them."""
+
+    def __init__(
+        self,
+        client: Client,
+        door: Door,
+        settings: ServeSettings,
+        metrics: Metrics,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.client = client
+        self.door = door
+        self.settings = settings
+        self.metrics = metrics
+        self.started_at = int(time.time())
+        self._clock = clock
+        self._open = 0
+        self._busy_since_s = 0.0
+
+    def model_named(self, name: str | None) -> str:
+        """The name to answer with; a request without one means the only model there is.
+
+        Raises  UnknownModel.
+        """
+        if name is None:
+            return self.settings.model_names[0]
+        if name not in self.settings.model_names:
+            served = ", ".join(self.settings.model_names)
+            raise UnknownModel(
+                f"the model {name!r} is not served here; use {served}", param="model"
+            )
+        return name
+
+    async def at_door(self, body_bytes: int, work: Callable[[], T]) -> T:
+        """The result of `work` at the door; a large body does not hold up the event loop."""
+        if body_bytes < _LARGE_BODY_BYTES:
+            return work()
+        return await asyncio.to_thread(work)
+
+    async def follow(self, ticket: Ticket) -> AsyncGenerator[Item, None]:
+        """The answer as it comes. Closing the iterator cancels the request at the engine.
+
+        Raises  RequestError when the engine refuses, EngineError when it fails.
+        """
+        self._enter()
+        outcome = "abort"
+        try:
+            async with aclosing(self.client.stream(ticket)) as items:
+                async for item in items:
+                    if isinstance(item, Ended):
+                        outcome = item.finish_reason
+                        _raise_failure(item)
+                        self.metrics.finished(outcome, item.receipt)
+                        outcome = ""
+                    yield item
+        except RequestError:
+            outcome = ""
+            raise
+        except OctavoError:
+            outcome = "error"
+            raise
+        finally:
+            self._open -= 1
+            if outcome:
+                self.metrics.ended(outcome)
+
+    @property
+    def stalled(self) -> bool:
+        """There are open requests, and the engine has made no step for too long."""
+        progress_s = max(self._busy_since_s, self.client.status().stepped_at_s)
+        return self._open > 0 and self._clock() - progress_s > self.settings.stall_s
+
+    def _enter(self) -> None:
+        if self._open == 0:
+            self._busy_since_s = self._clock()
+        self._open += 1
+
+
+def _raise_failure(ended: Ended) -> None:
+    if ended.finish_reason == "abort":
+        raise EngineStopped(ended.message or "the engine gave up this request; send it again")
+    if ended.finish_reason == "error":
+        raise EngineError(ended.message or "the engine failed on this request")

@@ -1,0 +1,102 @@
+"""Server-sent events, and work that ends when the client goes."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing, suppress
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from octavo.errors import OctavoError
+from octavo.serve.errors import body_of
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Chunks = AsyncGenerator[msgspec.Struct, None]
+
+DONE = b"data: [DONE]\n\n"
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled when the client goes or this call is cancelled.
+
+    Raises  ClientDisconnect, and whatever `work` raises.
+    """
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        working.cancel()
+        watching.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def stream_response(receive: Receive, chunks: Chunks) -> Response:
+    """The chunks as a response. It begins when the first chunk is there, so that a request which
+    the engine refuses still gets a status of its own."""
+    return EventStream(await while_connected(receive, _first(chunks)), chunks)
+
+
+async def _first(chunks: Chunks) -> msgspec.Struct:
+    try:
+        return await anext(chunks)
+    except BaseException:
+        await chunks.aclose()
+        raise
+
+
+class EventStream(Response):
+    """One event a chunk, then `[DONE]`. An error after the start is an event of its own.
+
+    Keeps  the chunks are closed, and the request behind them is cancelled, when the client goes.
+    """
+
+    def __init__(self, first: msgspec.Struct, chunks: Chunks) -> None:
+        super().__init__()
+        self._first = first
+        self._chunks = chunks
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Nobody is left to be told.
+        with suppress(ClientDisconnect):
+            await while_connected(receive, self._send_all(send))
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        async with aclosing(self._chunks):
+            try:
+                await _send_body(send, _event(self._first))
+                async for chunk in self._chunks:
+                    await _send_body(send, _event(chunk))
+            except Exception as error:
+                if not isinstance(error, OctavoError):
+                    logger.exception("a stream failed")
+                await _send_body(send, _event(body_of(error)))
+        await _send_body(send, DONE, more=False)
+
+
+def _event(chunk: msgspec.Struct) -> bytes:
+    return b"data: %b\n\n" % msgspec.json.encode(chunk)
+
+
+async def _send_body(send: Send, body: bytes, *, more: bool = True) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": more})

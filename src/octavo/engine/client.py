@@ -8,7 +8,7 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
 from octavo.core.events import Event, Refused
@@ -134,7 +134,7 @@ class AsyncClient:
     def alive(self) -> bool:
         return self._thread.alive
 
-    async def stream(self, ticket: Ticket) -> AsyncIterator[Delta | Ended]:
+    async def stream(self, ticket: Ticket) -> AsyncGenerator[Delta | Ended]:
         """The answer as it comes; `Ended` is the last item. Closing the iterator cancels.
 
         Raises   Overloaded or InvalidRequest when the engine refuses; EngineStopped.

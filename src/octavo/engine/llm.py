@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from octavo.config import EngineConfig
 from octavo.core.events import FinishReason, Receipt, Refused
@@ -70,7 +70,7 @@ class LLM:
 
         Raises   RequestError: a prompt or parameter cannot be honoured; nothing has been computed.
         """
-        listed = [prompts] if _is_prompt(prompts) else list(prompts)  # type: ignore[arg-type]
+        listed = _listed(prompts)
         chosen = _one_each(params, len(listed))
         tickets = [
             self._door.completion(prompt, own) for prompt, own in zip(listed, chosen, strict=True)
@@ -85,8 +85,8 @@ class LLM:
         progress: bool = True,
     ) -> list[Answer]:
         """The assistant's next message for one conversation, or for each of several."""
-        single = bool(messages) and isinstance(messages[0], Mapping)
-        conversations: list[Messages] = [messages] if single else list(messages)  # type: ignore[list-item,arg-type]
+        single = len(messages) > 0 and isinstance(messages[0], Mapping)
+        conversations = cast(list[Messages], [messages] if single else list(messages))
         chosen = _one_each(params, len(conversations))
         tickets = [
             self._door.chat(own, each) for own, each in zip(conversations, chosen, strict=True)
@@ -155,9 +155,11 @@ class LLM:
             events = list(self._engine.step())
 
 
-def _is_prompt(prompts: Prompt | Sequence[Prompt]) -> bool:
-    """Whether this is one prompt: a text, or a flat list of token ids."""
-    return isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int))
+def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt, a text or a flat list of token ids, as a list of one; a list as it is."""
+    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+        return [cast(Prompt, prompts)]
+    return list(cast(Sequence[Prompt], prompts))
 
 
 def _one_each(

@@ -16,7 +16,7 @@ from octavo.runtime.storage import KVStorage
 class Network(Protocol):
     """A decoder: writes the KV of the batch, and gives the logits of its `logit_rows`."""
 
-    def forward(self, batch: Batch, pools: Sequence[BF16]) -> F32: ...
+    def forward(self, batch: Batch, pool: BF16) -> F32: ...
 
 
 class ModelRunner:
@@ -35,7 +35,6 @@ class ModelRunner:
         self._network = network
         self._ops = ops
         self._storage = storage
-        self._pools = (storage.pool,) * groups
         self._sampler = Sampler(ops, max_rows=rows)
         self._block_size = storage.layout.block_size
         self._tables = RowTables(
@@ -52,7 +51,7 @@ class ModelRunner:
         self._copy(plan.copies)
         tokens = [self._tokens(span) for span in plan.spans]
         batch = make_batch(plan.spans, tokens, self._tables, self._block_size)
-        logits = self._network.forward(batch, self._pools)
+        logits = self._network.forward(batch, self._storage.pool)
         return StepResult(plan.id, self._sample(logits, plan.spans))
 
     def _copy(self, copies: Sequence[BlockCopy]) -> None:

@@ -1,0 +1,87 @@
+"""The crank, turned with doubles for the runner."""
+
+from octavo.core.block_manager import BlockManager
+from octavo.core.budget import Limits
+from octavo.core.events import Event, Finished, Token
+from octavo.core.plan import StepPlan, StepResult
+from octavo.core.request import Request
+from octavo.core.scheduler import Scheduler
+from octavo.engine.engine import Engine
+from octavo.simulate.oracle import OracleRunner, answer_alone
+
+VOCABULARY = 97
+
+
+class Breaking:
+    """An oracle whose step fails as a whole when told to."""
+
+    def __init__(self, oracle: OracleRunner) -> None:
+        self.broken = False
+        self._oracle = oracle
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        if self.broken:
+            raise MemoryError("no room for the step")
+        return self._oracle.execute(plan)
+
+
+def make_engine() -> tuple[Engine, Breaking]:
+    runner = Breaking(OracleRunner(blocks=16, block_size=4, vocabulary=VOCABULARY))
+    manager = BlockManager(blocks=16, block_size=4)
+    ticks = iter(range(10_000))
+    scheduler = Scheduler(manager, Limits(sequences=4, tokens=16))
+    return Engine(scheduler, runner, clock=lambda: float(next(ticks))), runner
+
+
+def run(engine: Engine) -> list[Event]:
+    events: list[Event] = []
+    while not engine.idle:
+        events += engine.step()
+    return events
+
+
+def test_an_idle_engine_has_nothing_to_say() -> None:
+    engine, _ = make_engine()
+    assert engine.step() == ()
+    assert engine.status().steps == 0
+
+
+def test_answers_come_as_tokens_and_one_end() -> None:
+    engine, _ = make_engine()
+    request = Request(id="a", prompt=(5, 6, 7), max_tokens=6)
+    engine.submit(request)
+    events = run(engine)
+    tokens = [event.token for event in events if isinstance(event, Token)]
+    assert tuple(tokens) == answer_alone(request, VOCABULARY)
+    assert [type(event) for event in events if not isinstance(event, Token)] == [Finished]
+    assert engine.status().blocks_owned == 0
+
+
+def test_a_step_that_fails_ends_its_requests_and_no_other() -> None:
+    engine, runner = make_engine()
+    engine.submit(Request(id="victim", prompt=(1, 2), max_tokens=5))
+    engine.step()
+    runner.broken = True
+    (ended,) = engine.step()
+    assert isinstance(ended, Finished)
+    assert (ended.request_id, ended.reason) == ("victim", "error")
+    assert "MemoryError" in ended.message
+    runner.broken = False
+    later = Request(id="later", prompt=(1, 2), max_tokens=3)
+    engine.submit(later)
+    tokens = [event.token for event in run(engine) if isinstance(event, Token)]
+    assert tuple(tokens) == answer_alone(later, VOCABULARY)
+    status = engine.status()
+    assert (status.failed_steps, status.blocks_free) == (1, 16)
+
+
+def test_cancelled_requests_free_their_blocks_at_once() -> None:
+    engine, _ = make_engine()
+    engine.submit(Request(id="a", prompt=(1,) * 20, max_tokens=8))
+    engine.step()
+    assert engine.status().blocks_owned == 5
+    (ended,) = engine.cancel("a")
+    assert isinstance(ended, Finished)
+    assert ended.reason == "abort"
+    assert engine.status().blocks_owned == 0
+    assert engine.cancel("a") == ()

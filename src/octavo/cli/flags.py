@@ -1,0 +1,118 @@
+"""Flags: the engine's are made from the settings' own fields, those of sampling are the API's."""
+
+import argparse
+import os
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from octavo.config import DEFAULTS, RULES, EngineConfig, Sources, flag_of, load_config
+
+# A front's settings: they mean nothing to a command that answers in its own process.
+SERVER_ONLY = frozenset(
+    {"host", "port", "served_model_name", "max_queued_requests", "seed", "log_level"}
+)
+
+
+def add_engine_flags(parser: argparse.ArgumentParser, *, without: Collection[str] = ()) -> None:
+    """One flag a setting. Values stay text: `load_config` reads all sources alike."""
+    group = parser.add_argument_group(
+        "engine", "each also as OCTAVO_NAME in the environment or name in a --config file"
+    )
+    group.add_argument("--config", type=Path, dest="config_file", help="TOML file with settings")
+    for name, rule in RULES.items():
+        if name in without:
+            continue
+        if rule.kind == "switch":
+            group.add_argument(
+                flag_of(name),
+                action=argparse.BooleanOptionalAction,
+                default=argparse.SUPPRESS,
+                help=rule.help,
+            )
+        else:
+            group.add_argument(
+                flag_of(name),
+                default=argparse.SUPPRESS,
+                metavar=rule.kind.upper(),
+                help=_help(name),
+            )
+
+
+def engine_config(arguments: argparse.Namespace) -> tuple[EngineConfig, Sources]:
+    """The settings of a command, from flags, environment and file.
+
+    Raises   ConfigError.
+    """
+    given = {name: value for name, value in vars(arguments).items() if name in RULES}
+    file = arguments.config_file or os.environ.get("OCTAVO_CONFIG")
+    return load_config(given, os.environ, Path(file) if file else None)
+
+
+def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+    """What an API caller may ask of an answer, under the same names."""
+    group = parser.add_argument_group("sampling")
+    for flag, kind, text in (
+        ("--max-tokens", int, "longest answer, in tokens (default: the rest of the context)"),
+        ("--min-tokens", int, "tokens before which nothing ends the answer"),
+        ("--temperature", float, "0 takes the likeliest token"),
+        ("--top-p", float, "draw from the likeliest tokens that hold this share"),
+        ("--top-k", int, "draw from this many of the likeliest tokens; 0 is off"),
+        ("--min-p", float, "leave out tokens less likely than this share of the likeliest"),
+        ("--seed", int, "the same seed gives the same answer"),
+    ):
+        group.add_argument(
+            flag, type=kind, default=argparse.SUPPRESS, metavar=kind.__name__.upper(), help=text
+        )
+    group.add_argument(
+        "--stop",
+        action="append",
+        default=argparse.SUPPRESS,
+        metavar="TEXT",
+        help="end the answer before this text; may be given several times",
+    )
+    group.add_argument(
+        "--stop-token-ids",
+        type=int,
+        nargs="+",
+        default=argparse.SUPPRESS,
+        metavar="ID",
+        help="end the answer after any of these tokens",
+    )
+    group.add_argument(
+        "--ignore-eos",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="go on past the model's own end",
+    )
+
+
+_SAMPLING = (
+    "max_tokens",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+)
+
+
+def sampling_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The sampling flags that were given, as arguments of `SamplingParams`."""
+    given = {name: value for name, value in vars(arguments).items() if name in _SAMPLING}
+    return {
+        name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
+    }
+
+
+def _help(name: str) -> str:
+    rule, default = RULES[name], DEFAULTS[name]
+    notes = [f"one of {', '.join(map(str, rule.choices))}"] if rule.choices else []
+    if default is not None:
+        notes.append(f"default: {default}")
+    text = rule.help + (f" ({'; '.join(notes)})" if notes else "")
+    return text.replace("%", "%%")

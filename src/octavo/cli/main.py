@@ -1,0 +1,175 @@
+"""octavo serve | chat | generate | pull | bench
+
+Exit codes: 0 done; 2 bad input (one line on stderr says what); 1 Octavo failed; 130 Ctrl-C.
+A command imports what it needs when it runs, so that none waits for the libraries of another.
+"""
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from octavo import __version__
+from octavo.cli.flags import (
+    SERVER_ONLY,
+    add_engine_flags,
+    add_sampling_flags,
+    engine_config,
+)
+from octavo.errors import OctavoError, RequestError, SetupError
+
+Command = Callable[[argparse.Namespace], int]
+
+BAD_INPUT, FAILED, INTERRUPTED, READER_GONE = 2, 1, 130, 141
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code. Tracebacks are shown with OCTAVO_LOG=debug only."""
+    debugging = os.environ.get("OCTAVO_LOG", "").lower() == "debug"
+    try:
+        arguments = build_parser().parse_args(argv)
+        _start_logging("debug" if debugging else "warning", tracebacks=debugging)
+        command: Command = arguments.command
+        return command(arguments)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has gone; the interpreter must not try to flush it once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return READER_GONE
+    except Exception as error:
+        if debugging:
+            logging.getLogger(__name__).exception("the command failed")
+        return _complain(error)
+
+
+def _complain(error: Exception) -> int:
+    """Say in one line what went wrong; whose fault it was decides the exit code."""
+    message = str(error) if isinstance(error, OctavoError) else f"internal error: {error!r}"
+    print(f"octavo: error: {' '.join(message.split())}", file=sys.stderr)
+    return BAD_INPUT if isinstance(error, RequestError | SetupError) else FAILED
+
+
+class _Parser(argparse.ArgumentParser):
+    """One line on bad input, where argparse would print the usage as well."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"octavo: error: {message} (see {self.prog} --help)", file=sys.stderr)
+        raise SystemExit(BAD_INPUT)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    parser = _Parser(
+        prog="octavo",
+        description="Serve language models from a paged KV cache.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"octavo {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
+
+    serve = _add(commands, "serve", _serve, "answer over HTTP, as the OpenAI API does")
+    serve.add_argument(
+        "positional_model", nargs="?", metavar="MODEL", help="the same as --model MODEL"
+    )
+    add_engine_flags(serve)
+
+    chat = _add(commands, "chat", _chat, "talk with a model in the terminal")
+    chat.add_argument("--system", metavar="TEXT", help="system message")
+    add_sampling_flags(chat)
+    add_engine_flags(chat, without=SERVER_ONLY)
+
+    generate = _add(commands, "generate", _generate, "print the answer to one prompt")
+    generate.add_argument("prompt", metavar="PROMPT", help="the prompt; - reads it from stdin")
+    form = generate.add_mutually_exclusive_group()
+    form.add_argument("--raw", action="store_true", help="plain completion, no chat template")
+    form.add_argument("--system", metavar="TEXT", help="system message")
+    add_sampling_flags(generate)
+    add_engine_flags(generate, without=SERVER_ONLY)
+
+    pull = _add(commands, "pull", _pull, "fetch models into the cache; prints where they lie")
+    pull.add_argument("models", nargs="*", default=["demo"], metavar="MODEL", help="default: demo")
+
+    bench = _add(commands, "bench", None, "measure")
+    measures = bench.add_subparsers(metavar="MEASURE", required=True, parser_class=_Parser)
+    throughput = _add(measures, "throughput", _bench, "tokens a second, TTFT, TPOT on workloads")
+    throughput.add_argument(
+        "--workload", nargs="+", type=Path, required=True, metavar="FILE", help="JSON workloads"
+    )
+    throughput.add_argument(
+        "--baseline",
+        choices=("contiguous",),
+        help="run again with one slab of the maximum length for each request, for comparison",
+    )
+    throughput.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    add_engine_flags(throughput, without=SERVER_ONLY)
+    return parser
+
+
+def _add(
+    commands: "argparse._SubParsersAction[_Parser]", name: str, command: Command | None, text: str
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+    if command is not None:
+        parser.set_defaults(command=command)
+    return parser
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    if arguments.positional_model is not None:
+        arguments.model = arguments.positional_model
+    config, sources = engine_config(arguments)
+    if not logging.getLogger().isEnabledFor(logging.DEBUG):
+        _start_logging(config.log_level, tracebacks=True)
+    from octavo.serve.main import run_server
+
+    run_server(config, sources)
+    return 0
+
+
+def _chat(arguments: argparse.Namespace) -> int:
+    from octavo.cli.answer import chat
+
+    return chat(arguments)
+
+
+def _generate(arguments: argparse.Namespace) -> int:
+    from octavo.cli.answer import generate
+
+    return generate(arguments)
+
+
+def _pull(arguments: argparse.Namespace) -> int:
+    from octavo.models.reference import resolve_reference
+
+    for model in arguments.models:
+        print(resolve_reference(model, progress=sys.stderr.isatty(), refresh=True), flush=True)
+    return 0
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    config, _ = engine_config(arguments)
+    from octavo.cli import bench
+
+    return bench.run(arguments, config)
+
+
+def _start_logging(level: str, *, tracebacks: bool) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    style = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    handler.setFormatter((logging.Formatter if tracebacks else _OneLine)(style))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+class _OneLine(logging.Formatter):
+    """A record without its traceback."""
+
+    def formatException(self, *_: object) -> str:
+        return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -77,5 +77,7 @@ NB_MODULE(_native, module) {
   backend.def(nb::init<int, const std::string&>(), nb::arg("threads"), nb::arg("isa"))
       .def_prop_ro("isa", &Backend::set)
       .def_prop_ro("threads", &Backend::threads);
+  bind_linear(backend);
   bind_rows(backend, module);
+  bind_paging(backend);
 }

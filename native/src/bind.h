@@ -72,6 +72,8 @@ constexpr char FLOAT32 = 'f';
 constexpr char INT32 = 'i';
 constexpr char BFLOAT16 = 'H';
 
+void bind_linear(nanobind::class_<Backend>& backend);
 void bind_rows(nanobind::class_<Backend>& backend, nanobind::module_& module);
+void bind_paging(nanobind::class_<Backend>& backend);
 
 }  // namespace octavo

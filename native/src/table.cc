@@ -4,12 +4,18 @@
 namespace octavo::OCTAVO_SET {
 
 void embed(const EmbedArgs&, Pool&);
+void linear(const LinearArgs&, Pool&);
 void rms_norm(const RmsNormArgs&, Pool&);
+void rope_write_kv(const RopeArgs&, Pool&);
+void paged_attention(const AttentionArgs&, Pool&);
 
 extern const Kernels kernels;
 const Kernels kernels = {
     .embed = embed,
+    .linear = linear,
     .rms_norm = rms_norm,
+    .rope_write_kv = rope_write_kv,
+    .paged_attention = paged_attention,
 };
 
 }  // namespace octavo::OCTAVO_SET

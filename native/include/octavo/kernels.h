@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "octavo/packed.h"
+#include "octavo/paging.h"
 #include "octavo/pool.h"
 
 namespace octavo {
@@ -54,7 +55,10 @@ struct ArgmaxArgs {
 
 struct Kernels {
   void (*embed)(const EmbedArgs&, Pool&);
+  void (*linear)(const LinearArgs&, Pool&);
   void (*rms_norm)(const RmsNormArgs&, Pool&);
+  void (*rope_write_kv)(const RopeArgs&, Pool&);
+  void (*paged_attention)(const AttentionArgs&, Pool&);
 };
 
 }  // namespace octavo

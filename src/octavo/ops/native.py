@@ -12,7 +12,7 @@ from ml_dtypes import bfloat16
 
 from octavo import _native
 from octavo.errors import ConfigError
-from octavo.ops.api import BF16, F32, I32, Activation, Norm, Packed
+from octavo.ops.api import BF16, F32, I32, Activation, Batch, KVPages, Norm, Packed, Rope
 
 ISA_VARIABLE = "OCTAVO_ISA"
 
@@ -69,15 +69,47 @@ class NativeOps:
     def embed(self, table: Packed, tokens: I32, out: F32) -> None:
         self._backend.embed(table, tokens, out)
 
+    def linear(
+        self,
+        x: F32,
+        weight: Packed,
+        out: F32,
+        *,
+        norm: Norm | None = None,
+        bias: F32 | None = None,
+        add: bool = False,
+        gated: Activation | None = None,
+    ) -> None:
+        norm_weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+        self._backend.linear(x, weight, out, norm_weight, eps, bias, add, GATES[gated])
+
     def rms_norm(self, x: F32, norm: Norm, out: F32) -> None:
         self._backend.rms_norm(x, norm.weight, norm.eps, out)
+
+    def rope_write_kv(self, qkv: F32, batch: Batch, rope: Rope | None, kv: KVPages) -> None:
+        cos, sin = (None, None) if rope is None else (rope.cos, rope.sin)
+        self._backend.rope_write_kv(qkv, _rows(batch), cos, sin, _bits(kv.pool), kv.layer, kv.table)
+
+    def paged_attention(
+        self, qkv: F32, batch: Batch, kv: KVPages, out: F32, *, scale: float
+    ) -> None:
+        self._backend.paged_attention(
+            qkv, _rows(batch), _bits(kv.pool), kv.layer, kv.table, out, scale
+        )
+
+    def copy_blocks(self, pool: BF16, sources: I32, targets: I32) -> None:
+        self._backend.copy_blocks(_bits(pool), sources, targets)
 
     def take_rows(self, x: F32, rows: I32, out: F32) -> None:
         self._backend.take_rows(x, rows, out)
 
 
+def _rows(batch: Batch) -> tuple[I32, I32, I32]:
+    return batch.positions, batch.query_start, batch.context
+
+
 def _bits(matrix: BF16) -> BF16:
     """The same memory as uint16: the buffer protocol knows no bfloat16."""
     if matrix.dtype != bfloat16:
-        raise TypeError(f"weights must be bfloat16, not {matrix.dtype}")
+        raise TypeError(f"weights and pools must be bfloat16, not {matrix.dtype}")
     return matrix.view(np.uint16)

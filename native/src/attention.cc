@@ -1,0 +1,507 @@
+// Causal attention through the block table: prefill, chunked prefill and decode in one call.
+//
+// The queries of one KV head and a few consecutive tokens form an item, so that all of them use a
+// tile of keys or values while it is in cache. An item goes through the context in partitions of
+// 256 positions:
+//
+//   scores [rows, 256] = queries · keysᵀ      tile by tile, sums over E in ascending order
+//   weights = 2^(scale · log2 e · scores - max), and their sum in a fixed order of lanes
+//   result [rows, E] = weights · values       sums over positions in ascending order
+//
+// and the results of partitions are merged in ascending order. A row takes part up to its own
+// position and not one further: nothing is masked by multiplying with zero, and its bits depend
+// neither on the other rows of the item nor on who computed which partition.
+//
+// Bytes of a decoded token: 4 E Hk for each position. Operations: 4 E Hq for each row and position.
+// Source: Kwon et al. 2023 (arXiv:2309.06180); Milakov & Gimelshein 2018 (arXiv:1805.02867).
+#include "octavo/paging.h"
+#include "vector.h"
+
+namespace octavo::OCTAVO_SET {
+
+void paged_attention(const AttentionArgs& args, Pool& pool);
+
+namespace {
+
+constexpr Index TILE = 16;        // tokens
+constexpr Index PARTITION = 256;  // positions
+constexpr Index PARTITION_TILES = PARTITION / TILE;
+constexpr Index ITEM_ROWS = 48;       // about as many rows as keep a partition's tiles in cache
+constexpr Index ALONE = 1 << 17;      // products of a batch that one thread does sooner alone
+constexpr Index PIECES_A_THREAD = 4;  // fewer items than that: partitions are handed out too
+constexpr int WIDTH = TILE / LANES;   // vectors across a tile
+constexpr int SUMS = LANES == 16 ? 24 : 12;  // vector registers that hold sums
+constexpr int MOST_ROWS = SUMS / WIDTH < 12 ? SUMS / WIDTH : 12;
+
+// Tiles side by side that fill the registers when only R rows share them: 1, 2 or 4.
+constexpr int beside(int rows) {
+  const int room = SUMS / WIDTH / rows;
+  return room >= 4 ? 4 : room >= 2 ? 2 : 1;
+}
+
+// Some tokens of one sequence and all query heads of one KV head. Row r is token first + r / group,
+// query head r % group of the KV head.
+struct Item {
+  Index sequence;
+  Index head;
+  Index first;  // row of the batch
+  Index tokens;
+  Index position;    // of the first token
+  Index partitions;  // that the last token sees
+  float* results;    // when partitions are handed out: [partitions][rows] of them
+  Index missing;     // partitions not yet computed
+};
+
+struct Slot {
+  Item* item;
+  Index partition;
+};
+
+struct Call {
+  const AttentionArgs& args;
+  Pool& pool;
+  Index group;   // query heads a KV head
+  Index width;   // E padded to tiles
+  Index record;  // floats of one row's result: RESULT_HEAD, then `width` of output
+  Item* items;
+  Slot* slots;
+  float* results;
+};
+
+constexpr Index RESULT_HEAD = 16;  // max, sum, and room that keeps outputs aligned
+
+// The memory of one thread.
+struct Bench {
+  float* queries;  // [rows, E]
+  float* scores;   // [MOST_ROWS, 256]
+  float* results;  // [rows] of records, of one partition
+  float* totals;   // [rows] of records, merged
+  Bf16* values;    // [16] tiles padded to `width`, used when E is no multiple of 16
+};
+
+// Where the tiles of one partition lie.
+struct Tiles {
+  const Bf16* keys[PARTITION_TILES];
+  const Bf16* values[PARTITION_TILES];
+};
+
+Index smaller(Index a, Index b) { return a < b ? a : b; }
+Index padded(Index size, Index step) { return (size + step - 1) / step * step; }
+
+// 2^x for x up to a little over 0; 0 below -126, NaN stays NaN. Polynomial of degree 6 for 2^f,
+// |f| ≤ 1/2, fitted to the smallest relative error (3e-9).
+OCTAVO_INLINE Floats exp2_down(Floats x) {
+  const Floats magic = splat(12582912.0f);  // 1.5 · 2^23: adding it rounds to an integer
+  const Floats shifted = x + magic;
+  const Floats f = x - (shifted - magic);
+  Floats p = splat(1.53533614e-4f);
+  p = fma(p, f, splat(1.339887457e-3f));
+  p = fma(p, f, splat(9.618437361e-3f));
+  p = fma(p, f, splat(5.5503324706e-2f));
+  p = fma(p, f, splat(2.40226479136e-1f));
+  p = fma(p, f, splat(6.93147202855e-1f));
+  p = fma(p, f, splat(1.0f));
+  const Floats power = as_floats((as_words(shifted) + 127u) << 23);
+  return select(x < splat(-126.0f), splat(0.0f), p * power);
+}
+
+// sums[r][c] += Σ_j left[r][2j] · lower(right[c][j]) + left[r][2j + 1] · upper(right[c][j]):
+// products of R rows with C columns of 16, pair by pair in ascending order.
+template <int R, int C>
+OCTAVO_INLINE void multiply(const float* left, Index left_stride, const Bf16* const* right,
+                            Index right_stride, Index pairs, Floats (&sums)[R][C * WIDTH]) {
+  for (Index j = 0; j < pairs; ++j) {
+#pragma GCC unroll 2
+    for (int odd = 0; odd < 2; ++odd) {
+      Floats columns[C * WIDTH];
+#pragma GCC unroll 16
+      for (int c = 0; c < C * WIDTH; ++c) {
+        const Bf16* from = right[c / WIDTH] + j * right_stride + c % WIDTH * LANES * 2;
+        const Words words = load_words(from);
+        columns[c] = odd ? upper_bf16(words) : lower_bf16(words);
+      }
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+        const Floats factor = splat(left[r * left_stride + 2 * j + odd]);
+#pragma GCC unroll 16
+        for (int c = 0; c < C * WIDTH; ++c) sums[r][c] = fma(factor, columns[c], sums[r][c]);
+      }
+    }
+  }
+}
+
+template <int R, int C>
+OCTAVO_INLINE void score_tiles(const float* queries, Index head_dim, const Bf16* const* keys,
+                               float* scores) {
+  Floats sums[R][C * WIDTH] = {};
+  multiply<R, C>(queries, head_dim, keys, 2 * TILE, head_dim / 2, sums);
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 16
+    for (int c = 0; c < C * WIDTH; ++c) store(scores + r * PARTITION + c * LANES, sums[r][c]);
+  }
+}
+
+// scores[r][16 t …] = queries[r] · keys of tile t
+template <int R>
+void score(const float* queries, Index head_dim, const Bf16* const* keys, Index tiles,
+           float* scores) {
+  constexpr int C = beside(R);
+  Index t = 0;
+  for (; t + C <= tiles; t += C) {
+    score_tiles<R, C>(queries, head_dim, keys + t, scores + t * TILE);
+  }
+  for (; t < tiles; ++t) score_tiles<R, 1>(queries, head_dim, keys + t, scores + t * TILE);
+}
+
+// Scores of the first `count` positions become weights relative to their maximum; result[0] is the
+// maximum, in powers of two, result[1] the sum of the weights. What lies after them is not used.
+void weigh(float* scores, Index count, float scale, float* result) {
+  Floats lane = {};
+  for (int i = 0; i < LANES; ++i) lane[i] = static_cast<float>(i);
+  const Floats lowest = splat(-__builtin_inff());
+  for (Index i = count; i < padded(count, LANES); ++i) scores[i] = -__builtin_inff();
+  Floats high = lowest;
+  for (Index i = 0; i < count; i += LANES) high = max(load(scores + i), high);
+  const float top = max(high) * scale;
+  Floats total = {};
+  for (Index i = 0; i < count; i += LANES) {
+    const Floats weight = exp2_down(fma(load(scores + i), splat(scale), splat(-top)));
+    const Floats kept = select(lane < splat(static_cast<float>(count - i)), weight, Floats{});
+    store(scores + i, kept);
+    total = total + kept;
+  }
+  result[0] = top;
+  result[1] = sum(total);
+}
+
+template <int R, int C>
+OCTAVO_INLINE void blend_columns(const float* weights, const Bf16* const* values, Index stride,
+                                 Index tiles, Index column, float* results, Index record) {
+  Floats sums[R][C * WIDTH] = {};
+  for (Index t = 0; t < tiles; ++t) {
+    const Bf16* right[C];
+#pragma GCC unroll 4
+    for (int c = 0; c < C; ++c) right[c] = values[t] + 2 * (column + c * TILE);
+    multiply<R, C>(weights + t * TILE, PARTITION, right, stride, TILE / 2, sums);
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 16
+    for (int c = 0; c < C * WIDTH; ++c) {
+      store(results + r * record + column + c * LANES, sums[r][c]);
+    }
+  }
+}
+
+// results[r] = Σ weights[r][i] · values[i] over the positions of the first `tiles` tiles
+template <int R>
+void blend(const float* weights, const Bf16* const* values, Index width, Index tiles,
+           float* results, Index record) {
+  constexpr int C = beside(R);
+  Index column = 0;
+  for (; column + C * TILE <= width; column += C * TILE) {
+    blend_columns<R, C>(weights, values, 2 * width, tiles, column, results, record);
+  }
+  for (; column < width; column += TILE) {
+    blend_columns<R, 1>(weights, values, 2 * width, tiles, column, results, record);
+  }
+}
+
+// Goes on with one row where `blend` ended, up to its own last position.
+void blend_rest(const float* weights, const Bf16* const* values, Index width, Index tiles,
+                Index count, float* result) {
+  for (Index column = 0; column < width; column += TILE) {
+    Floats sums[1][WIDTH];
+    for (int w = 0; w < WIDTH; ++w) sums[0][w] = load(result + column + w * LANES);
+    for (Index i = tiles * TILE; i < count; i += TILE) {
+      const Bf16* right = values[i / TILE] + 2 * column;
+      const Index pairs = smaller(TILE, count - i) / 2;
+      multiply<1, 1>(weights + i, 0, &right, 2 * width, pairs, sums);
+      if (count - i >= TILE || count % 2 == 0) continue;
+      const Floats factor = splat(weights[count - 1]);
+      for (int w = 0; w < WIDTH; ++w) {
+        const Words words = load_words(right + pairs * 2 * width + w * LANES * 2);
+        sums[0][w] = fma(factor, lower_bf16(words), sums[0][w]);
+      }
+    }
+    for (int w = 0; w < WIDTH; ++w) store(result + column + w * LANES, sums[0][w]);
+  }
+}
+
+// One partition for R rows. `counts` says how many of its positions each row sees, in ascending
+// order and at least 0; rows that see none get no result.
+template <int R>
+void attend_rows(const Call& call, const Tiles& tiles, const float* queries, const Index* counts,
+                 float* scores, float* results) {
+  const Index head_dim = call.args.pages.head_dim;
+  const float scale = call.args.scale * 1.44269504f;  // log2 e
+  score<R>(queries, head_dim, tiles.keys, padded(counts[R - 1], TILE) / TILE, scores);
+  for (int r = 0; r < R; ++r) {
+    if (counts[r] > 0) weigh(scores + r * PARTITION, counts[r], scale, results + r * call.record);
+  }
+  const Index common = counts[0] / TILE;
+  blend<R>(scores, tiles.values, call.width, common, results + RESULT_HEAD, call.record);
+  for (int r = 0; r < R; ++r) {
+    if (counts[r] == common * TILE) continue;
+    blend_rest(scores + r * PARTITION, tiles.values, call.width, common, counts[r],
+               results + r * call.record + RESULT_HEAD);
+  }
+}
+
+using AttendRows = void (*)(const Call&, const Tiles&, const float*, const Index*, float*, float*);
+
+template <int R = 1>
+AttendRows attend_rows_of(Index rows) {
+  if constexpr (R < MOST_ROWS) {
+    if (rows != R) return attend_rows_of<R + 1>(rows);
+  }
+  return attend_rows<R>;
+}
+
+Index rows_of(const Call& call, const Item& item) { return item.tokens * call.group; }
+
+// How many positions of a partition the row sees, counted from its first one.
+Index seen(const Call& call, const Item& item, Index row, Index partition) {
+  const Index count = item.position + row / call.group + 1 - partition * PARTITION;
+  return count < 0 ? 0 : smaller(count, PARTITION);
+}
+
+// Copies a tile of values to rows padded with zeros.
+const Bf16* widen_tile(const Bf16* tile, Index head_dim, Index width, Bf16* to) {
+  for (Index pair = 0; pair < TILE / 2; ++pair) {
+    for (Index i = 0; i < 2 * width; ++i) {
+      to[pair * 2 * width + i] = i < 2 * head_dim ? tile[pair * 2 * head_dim + i] : Bf16{0};
+    }
+  }
+  return to;
+}
+
+Tiles find_tiles(const Call& call, const Item& item, Index partition, Index count,
+                 const Bench& bench) {
+  const PagesView& pages = call.args.pages;
+  const Index tile = TILE * pages.head_dim, run = pages.block_size * pages.head_dim;
+  const std::int32_t* table = pages.table + item.sequence * pages.table_width;
+  Tiles tiles;
+  for (Index t = 0; t * TILE < count; ++t) {
+    const Index position = partition * PARTITION + t * TILE;
+    const Bf16* page = pages.pool + table[position / pages.block_size] * pages.block_stride;
+    const Bf16* keys = page + item.head * run + position % pages.block_size / TILE * tile;
+    const Bf16* values = keys + pages.kv_heads * run;
+    tiles.keys[t] = keys;
+    tiles.values[t] =
+        call.width == pages.head_dim
+            ? values
+            : widen_tile(values, pages.head_dim, call.width, bench.values + t * TILE * call.width);
+  }
+  return tiles;
+}
+
+// One partition for all rows of an item; a record for each row that sees any of it.
+void attend_partition(const Call& call, const Item& item, Index partition, const Bench& bench,
+                      float* results) {
+  const Index rows = rows_of(call, item);
+  const Tiles tiles =
+      find_tiles(call, item, partition, seen(call, item, rows - 1, partition), bench);
+  const Index chunks = (rows + MOST_ROWS - 1) / MOST_ROWS;
+  const Index chunk_rows = (rows + chunks - 1) / chunks;
+  for (Index row = 0; row < rows; row += chunk_rows) {
+    const Index some = smaller(chunk_rows, rows - row);
+    Index counts[MOST_ROWS];
+    for (Index r = 0; r < some; ++r) counts[r] = seen(call, item, row + r, partition);
+    if (counts[some - 1] == 0) continue;
+    attend_rows_of(some)(call, tiles, bench.queries + row * call.args.pages.head_dim, counts,
+                         bench.scores, results + row * call.record);
+  }
+}
+
+// Adds the result of the next partition to what the partitions before it gave.
+void merge(float* total, const float* result, Index width) {
+  const float top = result[0] > total[0] ? result[0] : total[0];
+  const Floats before = exp2_down(splat(total[0] - top));
+  const Floats now = exp2_down(splat(result[0] - top));
+  total[0] = top;
+  total[1] = fma(total[1], before[0], result[1] * now[0]);
+  total += RESULT_HEAD;
+  result += RESULT_HEAD;
+  for (Index i = 0; i < width; i += LANES) {
+    store(total + i, fma(load(total + i), before, load(result + i) * now));
+  }
+}
+
+void merge_partition(const Call& call, const Item& item, Index partition, const float* results,
+                     float* totals) {
+  for (Index row = 0; row < rows_of(call, item); ++row) {
+    if (seen(call, item, row, partition) == 0) continue;
+    float* total = totals + row * call.record;
+    const float* result = results + row * call.record;
+    if (partition == 0) {
+      __builtin_memcpy(total, result, static_cast<std::size_t>(call.record) * sizeof(float));
+    } else {
+      merge(total, result, call.width);
+    }
+  }
+}
+
+void write_out(const Call& call, const Item& item, const float* totals) {
+  const Index head_dim = call.args.pages.head_dim;
+  for (Index row = 0; row < rows_of(call, item); ++row) {
+    const float* total = totals + row * call.record;
+    const Index head = item.head * call.group + row % call.group;
+    const Index token = item.first + row / call.group;
+    float* out = call.args.out + (token * call.args.heads + head) * head_dim;
+    for (Index i = 0; i < head_dim; ++i) out[i] = total[RESULT_HEAD + i] / total[1];
+  }
+}
+
+void gather_queries(const Call& call, const Item& item, float* queries) {
+  const AttentionArgs& args = call.args;
+  const Index head_dim = args.pages.head_dim, floats = call.group * head_dim;
+  const Index row_stride = (args.heads + 2 * args.pages.kv_heads) * head_dim;
+  for (Index token = 0; token < item.tokens; ++token) {
+    __builtin_memcpy(queries + token * floats,
+                     args.qkv + (item.first + token) * row_stride + item.head * floats,
+                     static_cast<std::size_t>(floats) * sizeof(float));
+  }
+}
+
+Bench bench_of(const Call& call, const Item& item, int thread) {
+  const Index head_dim = call.args.pages.head_dim, rows = rows_of(call, item);
+  const Index queries = padded(rows * head_dim, TILE), scores = MOST_ROWS * PARTITION;
+  const Index records = rows * call.record;
+  const Index values = call.width == head_dim ? 0 : PARTITION * call.width;
+  const Index bytes = (queries + scores + 2 * records) * 4 + values * 2;
+  float* memory = static_cast<float*>(call.pool.local(thread, static_cast<std::size_t>(bytes)));
+  Bench bench;
+  bench.queries = memory;
+  bench.scores = bench.queries + queries;
+  bench.results = bench.scores + scores;
+  bench.totals = bench.results + records;
+  bench.values = reinterpret_cast<Bf16*>(bench.totals + records);
+  return bench;
+}
+
+// A whole item.
+void attend_item(void* state, Index piece, int thread) {
+  const Call& call = *static_cast<const Call*>(state);
+  const Item& item = call.items[piece];
+  const Bench bench = bench_of(call, item, thread);
+  gather_queries(call, item, bench.queries);
+  for (Index partition = 0; partition < item.partitions; ++partition) {
+    attend_partition(call, item, partition, bench, bench.results);
+    merge_partition(call, item, partition, bench.results, bench.totals);
+  }
+  write_out(call, item, bench.totals);
+}
+
+// One partition of an item; whoever ends its last one merges them all.
+void attend_slot(void* state, Index piece, int thread) {
+  const Call& call = *static_cast<const Call*>(state);
+  const Slot& slot = call.slots[piece];
+  Item& item = *slot.item;
+  const Bench bench = bench_of(call, item, thread);
+  gather_queries(call, item, bench.queries);
+  const Index floats = rows_of(call, item) * call.record;
+  attend_partition(call, item, slot.partition, bench, item.results + slot.partition * floats);
+  if (__atomic_sub_fetch(&item.missing, 1, __ATOMIC_ACQ_REL) != 0) return;
+  for (Index partition = 0; partition < item.partitions; ++partition) {
+    merge_partition(call, item, partition, item.results + partition * floats, bench.totals);
+  }
+  write_out(call, item, bench.totals);
+}
+
+void attend_all(void* state, Index pieces, int thread) {
+  for (Index piece = 0; piece < pieces; ++piece) attend_item(state, piece, thread);
+}
+
+Index tokens_an_item(const Call& call) {
+  return call.group < ITEM_ROWS ? ITEM_ROWS / call.group : 1;
+}
+
+// Sizes of a step: how many items it makes, how many partitions of items, results, products.
+struct Sizes {
+  Index items = 0;
+  Index slots = 0;
+  Index floats = 0;
+  Index products = 0;
+};
+
+// Calls visit(item) for each item of the batch, those that see most of a sequence first.
+template <typename Visit>
+OCTAVO_INLINE void each_item(const Call& call, Visit visit) {
+  const BatchView& batch = call.args.batch;
+  const Index most = tokens_an_item(call);
+  for (Index sequence = 0; sequence < batch.sequences; ++sequence) {
+    const Index start = batch.query_start[sequence], stop = batch.query_start[sequence + 1];
+    for (Index head = 0; head < call.args.pages.kv_heads; ++head) {
+      for (Index block = (stop - start + most - 1) / most; block-- > 0;) {
+        Item item = {};
+        item.sequence = sequence;
+        item.head = head;
+        item.first = start + block * most;
+        item.tokens = smaller(most, stop - item.first);
+        item.position = batch.positions[item.first];
+        item.partitions = padded(item.position + item.tokens, PARTITION) / PARTITION;
+        item.missing = item.partitions;
+        visit(item);
+      }
+    }
+  }
+}
+
+Sizes measure(const Call& call) {
+  Sizes sizes;
+  each_item(call, [&](const Item& item) {
+    const Index rows = rows_of(call, item);
+    sizes.items += 1;
+    sizes.slots += item.partitions;
+    sizes.floats += item.partitions * rows * call.record;
+    sizes.products += rows * (item.position + item.tokens) * call.width;
+  });
+  return sizes;
+}
+
+// Lays the list of items, and with `split` that of their partitions, into shared memory.
+void lay_out(Call& call, const Sizes& sizes, bool split) {
+  const Index items = padded(sizes.items * static_cast<Index>(sizeof(Item)), 64);
+  const Index slots = split ? padded(sizes.slots * static_cast<Index>(sizeof(Slot)), 64) : 0;
+  const Index bytes = items + slots + (split ? sizes.floats * 4 : 0);
+  char* memory = static_cast<char*>(call.pool.shared(static_cast<std::size_t>(bytes)));
+  call.items = reinterpret_cast<Item*>(memory);
+  call.slots = reinterpret_cast<Slot*>(memory + items);
+  float* results = reinterpret_cast<float*>(memory + items + slots);
+  Item* item = call.items;
+  Slot* slot = call.slots;
+  each_item(call, [&](const Item& made) {
+    *item = made;
+    item->results = results;
+    for (Index partition = 0; split && partition < made.partitions; ++partition) {
+      *slot++ = {item, partition};
+    }
+    if (split) results += made.partitions * rows_of(call, made) * call.record;
+    ++item;
+  });
+}
+
+}  // namespace
+
+void paged_attention(const AttentionArgs& args, Pool& pool) {
+  const Index width = padded(args.pages.head_dim, TILE);
+  Call call = {
+      args,    pool,   args.heads / args.pages.kv_heads, width, RESULT_HEAD + width, nullptr,
+      nullptr, nullptr};
+  const Sizes sizes = measure(call);
+  const Index threads = pool.threads();
+  const bool alone = threads == 1 || sizes.products <= ALONE;
+  const bool split = !alone && sizes.items < PIECES_A_THREAD * threads;
+  lay_out(call, sizes, split);
+  if (alone) {
+    attend_all(&call, sizes.items, 0);
+  } else if (split) {
+    pool.run(sizes.slots, attend_slot, &call);
+  } else {
+    pool.run(sizes.items, attend_item, &call);
+  }
+}
+
+}  // namespace octavo::OCTAVO_SET

@@ -6,7 +6,7 @@ the tokens and log-probabilities of a request are equal, by ==, for each instruc
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -113,8 +113,8 @@ def serve(engine: Engine, requests: Sequence[Request], *, each_step: int | None 
 
 
 @pytest.fixture(scope="module", params=available_sets())
-def bench(request: pytest.FixtureRequest, demo_model_path: Path) -> Iterator[Bench]:
-    yield Bench(demo_model_path, request.param)
+def bench(request: pytest.FixtureRequest, demo_model_path: Path) -> Bench:
+    return Bench(demo_model_path, request.param)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,178 @@
+"""The asyncio client over an engine thread, with the oracle as runner."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from tests.text.vocabulary import tokenizer_of
+
+from octavo.core.block_manager import BlockManager
+from octavo.core.budget import Limits
+from octavo.core.plan import StepPlan, StepResult
+from octavo.core.request import Request
+from octavo.core.scheduler import Scheduler
+from octavo.engine.client import AsyncClient
+from octavo.engine.door import Ticket
+from octavo.engine.engine import Engine
+from octavo.errors import EngineStopped, Overloaded, RequestError
+from octavo.simulate.oracle import OracleRunner, answer_alone
+from octavo.text.assembler import Assembler, Delta, Ended, StopRules
+
+VOCABULARY = 97
+pytestmark = pytest.mark.anyio
+TOKENIZER, _ = tokenizer_of([bytes([65 + n, 66]) for n in range(20)])
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Gated:
+    """A runner that waits before each step until the test lets it go on."""
+
+    def __init__(self, oracle: OracleRunner, loop: asyncio.AbstractEventLoop) -> None:
+        self._oracle = oracle
+        self._loop = loop
+        self._gate = asyncio.Semaphore(0)
+        self.open = False
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        if not self.open:
+            asyncio.run_coroutine_threadsafe(self._gate.acquire(), self._loop).result()
+        return self._oracle.execute(plan)
+
+    def let_steps(self, count: int) -> None:
+        for _ in range(count):
+            self._gate.release()
+
+    def let_all(self) -> None:
+        self.open = True
+        self._gate.release()
+
+
+@asynccontextmanager
+async def serving(
+    *, waiting: int | None = None, sequences: int = 4
+) -> AsyncIterator[tuple[AsyncClient, Gated, Engine]]:
+    runner = Gated(
+        OracleRunner(blocks=16, block_size=4, vocabulary=VOCABULARY), asyncio.get_running_loop()
+    )
+    limits = Limits(sequences=sequences, tokens=16, waiting=waiting)
+    engine = Engine(Scheduler(BlockManager(blocks=16, block_size=4), limits), runner)
+    client = AsyncClient(engine)
+    await client.start()
+    try:
+        yield client, runner, engine
+    finally:
+        runner.let_all()
+        await client.close()
+
+
+def ticket(
+    name: str, prompt: tuple[int, ...] = (5, 6), *, tokens: int = 6, stop: str = ""
+) -> Ticket:
+    request = Request(id=name, prompt=prompt, max_tokens=tokens)
+    rules = StopRules(strings=(stop,) if stop else ())
+    return Ticket(request, Assembler(TOKENIZER, rules, skip_special=False))
+
+
+async def collect(client: AsyncClient, one: Ticket) -> tuple[tuple[int, ...], Ended]:
+    tokens: list[int] = []
+    async for item in client.stream(one):
+        if isinstance(item, Ended):
+            return tuple(tokens), item
+        tokens += item.token_ids
+    raise AssertionError("the stream had no end")
+
+
+async def settled(condition: Callable[[], bool]) -> None:
+    """Wait until the engine's thread has come to where `condition` holds."""
+    while not condition():
+        await asyncio.sleep(0)
+
+
+async def test_many_streams_get_what_each_would_get_alone() -> None:
+    async with serving() as (client, runner, _):
+        runner.let_all()
+        tickets = [ticket(f"r{n}", (n, n + 1, n + 2), tokens=3 + n) for n in range(7)]
+        answers = await asyncio.gather(*(collect(client, one) for one in tickets))
+    for one, (tokens, ended) in zip(tickets, answers, strict=True):
+        assert tokens == answer_alone(one.request, VOCABULARY)
+        assert ended.finish_reason == "length"
+
+
+async def test_closing_a_stream_frees_its_blocks() -> None:
+    async with serving() as (client, runner, engine):
+        runner.let_steps(2)
+        stream = client.stream(ticket("gone", tokens=40))
+        assert isinstance(await anext(stream), Delta)
+        await stream.aclose()
+        runner.let_all()
+        await settled(lambda: engine.idle)
+        assert engine.scheduler.manager.pool.owned == 0
+
+
+async def test_cancelling_the_task_that_reads_cancels_the_request() -> None:
+    async with serving() as (client, runner, engine):
+        task = asyncio.ensure_future(collect(client, ticket("gone", tokens=40)))
+        await settled(lambda: bool(engine.scheduler.running))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        runner.let_all()
+        await settled(lambda: engine.idle)
+        assert engine.scheduler.counters.finished == {"abort": 1}
+
+
+async def test_a_stop_string_ends_the_request_at_the_engine() -> None:
+    plain = answer_alone(ticket("x", tokens=20).request, VOCABULARY)
+    text = TOKENIZER.decode(plain[5:6])
+    async with serving() as (client, runner, engine):
+        runner.let_all()
+        tokens, ended = await collect(client, ticket("stopped", tokens=20, stop=text))
+        await settled(lambda: engine.idle)
+    assert ended.finish_reason == "stop"
+    assert ended.stop_reason == text
+    assert len(tokens) <= 6
+    assert plain[: len(tokens)] == tokens
+
+
+async def test_refusals_are_errors_of_the_caller() -> None:
+    async with serving(waiting=1, sequences=1) as (client, runner, engine):
+        with pytest.raises(RequestError, match="needs? .*blocks"):
+            await collect(client, ticket("huge", (1,) * 60, tokens=30))
+        first = asyncio.ensure_future(collect(client, ticket("first")))
+        await settled(lambda: bool(engine.scheduler.running))
+        second = asyncio.ensure_future(collect(client, ticket("second")))
+        third = asyncio.ensure_future(collect(client, ticket("third")))
+        runner.let_all()
+        outcomes = await asyncio.gather(first, second, third, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes].count(Overloaded) == 1
+
+
+async def test_closing_ends_open_streams_with_an_error() -> None:
+    async with serving() as (client, runner, engine):
+        task = asyncio.ensure_future(collect(client, ticket("open", tokens=40)))
+        await settled(lambda: bool(engine.scheduler.running))
+        closing = asyncio.ensure_future(client.close())
+        runner.let_steps(1)
+        await closing
+        with pytest.raises(EngineStopped):
+            await task
+        with pytest.raises(EngineStopped):
+            await collect(client, ticket("late"))
+
+
+async def test_an_engine_that_dies_ends_its_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving() as (client, runner, engine):
+
+        def broken(now: float) -> None:
+            raise RuntimeError("a defect in the planner")
+
+        monkeypatch.setattr(engine.scheduler, "plan", broken)
+        runner.let_all()
+        with pytest.raises(EngineStopped):
+            await collect(client, ticket("unlucky"))
+        assert not client.alive

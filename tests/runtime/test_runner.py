@@ -1,0 +1,106 @@
+"""The runner with a network that is a function of what it reads."""
+
+import numpy as np
+
+from octavo.core.plan import Bind, BlockCopy, RowFailed, Sampled, Span, StepPlan, TableWrite
+from octavo.core.request import Request
+from octavo.ops.api import BF16, F32, Batch, KVLayout
+from octavo.ops.reference import ReferenceOps
+from octavo.runtime.runner import ModelRunner
+from octavo.runtime.storage import KVStorage
+
+VOCABULARY = 32
+LAYOUT = KVLayout(layers=1, kv_heads=1, head_dim=2, block_size=16)
+
+
+class Successor:
+    """Predicts the token after the one it reads; keeps the batches it was given."""
+
+    def __init__(self) -> None:
+        self.batches: list[Batch] = []
+        self.broken_token = -1
+
+    def forward(self, batch: Batch, pool: BF16) -> F32:
+        self.batches.append(batch)
+        logits = np.zeros((len(batch.logit_rows), VOCABULARY), np.float32)
+        for row, token in enumerate(batch.tokens[batch.logit_rows]):
+            logits[row, (token + 1) % VOCABULARY] = 5.0
+            if token == self.broken_token:
+                logits[row] = np.nan
+        return logits
+
+
+def make_runner() -> tuple[ModelRunner, Successor, KVStorage]:
+    network, storage = Successor(), KVStorage(LAYOUT, 4)
+    storage.poison()
+    runner = ModelRunner(network, ReferenceOps(), storage, rows=3, max_context=64)
+    return runner, network, storage
+
+
+def plan(number: int, *, binds=(), writes=(), copies=(), spans=()) -> StepPlan:  # type: ignore[no-untyped-def]
+    return StepPlan(number, tuple(binds), tuple(writes), tuple(copies), tuple(spans), ())
+
+
+def request(name: str) -> Request:
+    return Request(id=name, prompt=(1, 2, 3), max_tokens=4)
+
+
+def test_only_spans_that_sample_have_an_outcome() -> None:
+    runner, network, _ = make_runner()
+    result = runner.execute(
+        plan(
+            0,
+            binds=[Bind(0, request("a")), Bind(2, request("b"))],
+            writes=[TableWrite(0, 0, 0, (3,)), TableWrite(2, 0, 0, (1,))],
+            spans=[Span(0, 0, 2, (1, 2), False), Span(2, 0, 3, (7, 8, 9), True)],
+        )
+    )
+    assert result.plan_id == 0
+    (outcome,) = result.outcomes
+    assert isinstance(outcome, Sampled)
+    assert (outcome.row, outcome.token) == (2, 10)
+    np.testing.assert_array_equal(network.batches[0].tables[0], [[3], [1]])
+
+
+def test_a_token_that_the_plan_does_not_know_yet_is_the_one_sampled_last() -> None:
+    runner, network, _ = make_runner()
+    runner.execute(
+        plan(
+            0,
+            binds=[Bind(1, request("a"))],
+            writes=[TableWrite(1, 0, 0, (0,))],
+            spans=[Span(1, 0, 3, (4, 5, 6), True)],
+        )
+    )
+    runner.execute(plan(1, spans=[Span(1, 3, 4, (), True)]))
+    np.testing.assert_array_equal(network.batches[1].tokens, [7])
+
+
+def test_a_row_that_is_not_finite_fails_alone() -> None:
+    runner, network, _ = make_runner()
+    network.broken_token = 2
+    result = runner.execute(
+        plan(
+            0,
+            binds=[Bind(0, request("a")), Bind(1, request("b"))],
+            writes=[TableWrite(0, 0, 0, (0,)), TableWrite(1, 0, 0, (1,))],
+            spans=[Span(0, 0, 1, (2,), True), Span(1, 0, 1, (4,), True)],
+        )
+    )
+    assert [type(outcome) for outcome in result.outcomes] == [RowFailed, Sampled]
+
+
+def test_blocks_are_copied_whole_and_before_anything_is_computed() -> None:
+    runner, _, storage = make_runner()
+    storage.pool[2] = 1.5
+    runner.execute(
+        plan(
+            0,
+            binds=[Bind(0, request("a"))],
+            writes=[TableWrite(0, 0, 0, (0,))],
+            copies=[BlockCopy(2, 0), BlockCopy(0, 3)],
+            spans=[Span(0, 0, 1, (2,), True)],
+        )
+    )
+    assert (storage.pool[[0, 3]] == 1.5).all()
+    assert np.isnan(storage.pool[1].astype(np.float32)).all()

@@ -99,7 +99,7 @@ def test_every_setting_is_a_flag_of_serve(name: str, capsys: pytest.CaptureFixtu
 def test_flags_reach_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen: list[tuple[EngineConfig, Sources]] = []
     module: Any = types.ModuleType("octavo.serve.main")
-    module.run_server = lambda config, sources: seen.append((config, sources))
+    module.run_server = lambda config, sources: seen.append((config, sources)) or 0
     monkeypatch.setitem(sys.modules, "octavo.serve.main", module)
     monkeypatch.setenv("OCTAVO_PORT", "9001")
     file = tmp_path / "octavo.toml"

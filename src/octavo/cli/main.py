@@ -126,8 +126,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         _start_logging(config.log_level, tracebacks=True)
     from octavo.serve.main import run_server
 
-    run_server(config, sources)
-    return 0
+    return run_server(config, sources)
 
 
 def _chat(arguments: argparse.Namespace) -> int:

@@ -60,10 +60,6 @@ class EngineThread:
     def start(self) -> None:
         self._thread.start()
 
-    @property
-    def alive(self) -> bool:
-        return self._thread.is_alive()
-
     def send(self, command: Command) -> None:
         self._inbox.put(command)
 
@@ -117,6 +113,9 @@ class AsyncClient:
         """None in a queue says that the engine has ended."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self.draining = False
+        self.alive = True
+        """False once the engine has ended. Changed in the loop only, so that no stream is opened
+        after the streams have been told."""
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -129,10 +128,6 @@ class AsyncClient:
 
     def status(self) -> EngineStatus:
         return self._thread.status
-
-    @property
-    def alive(self) -> bool:
-        return self._thread.alive
 
     async def stream(self, ticket: Ticket) -> AsyncGenerator[Delta | Ended]:
         """The answer as it comes; `Ended` is the last item. Closing the iterator cancels.
@@ -184,6 +179,7 @@ class AsyncClient:
                 listener.put_nowait(event)
 
     def _end_all(self) -> None:
+        self.alive = False
         for listener in self._listeners.values():
             listener.put_nowait(None)
 

@@ -1,0 +1,187 @@
+"""Native attention against the float64 reference, and against itself bit for bit.
+
+Truth is the reference on the same pages: keys and values are rounded to bfloat16 once, so that only
+the float32 arithmetic differs.
+"""
+
+import numpy as np
+import pytest
+from tests.ops.paging import NEVER, PagedStories, Part, random_rope, random_stories
+
+from octavo.ops.api import KVLayout
+from octavo.ops.native import NativeOps, available_sets
+from octavo.ops.reference import ReferenceOps
+
+SCALE = 0.21
+
+
+@pytest.fixture(params=available_sets())
+def isa(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def ops(isa: str) -> NativeOps:
+    return NativeOps(threads=2, isa=isa)
+
+
+def layout_of(head_dim: int = 64, kv_heads: int = 2, block_size: int = 16) -> KVLayout:
+    return KVLayout(layers=2, kv_heads=kv_heads, head_dim=head_dim, block_size=block_size)
+
+
+def chunks(story: int, *lengths: int) -> list[Part]:
+    """Consecutive parts of a story, of the given lengths."""
+    stops = np.cumsum(lengths)
+    return [
+        Part(story, int(stop) - length, int(stop))
+        for length, stop in zip(lengths, stops, strict=True)
+    ]
+
+
+def assert_near(outs: list[np.ndarray], truths: list[np.ndarray]) -> None:
+    for out, truth in zip(outs, truths, strict=True):
+        np.testing.assert_allclose(out, truth, rtol=2e-5, atol=4e-6)
+
+
+@pytest.mark.parametrize("block_size", [16, 32, 64, 128])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256, 6, 50])
+def test_head_and_block_sizes(
+    ops: NativeOps, rng: np.random.Generator, head_dim: int, block_size: int
+) -> None:
+    layout = layout_of(head_dim, block_size=block_size)
+    stories = random_stories(rng, [275, 9], query_heads=6, layout=layout)
+    paged = PagedStories(rng, stories, layout, layer=1)
+    scale = head_dim**-0.5
+    paged.attend(ops, [Part(0, 0, 255), Part(1, 0, 1)], scale=scale)
+    parts = [Part(1, 1, 9), Part(0, 255, 275)]
+    outs = paged.attend(ops, parts, scale=scale)
+    assert_near(outs, paged.attend(ReferenceOps(), parts, scale=scale))
+
+
+@pytest.mark.parametrize("group", range(1, 9))
+def test_group_sizes(ops: NativeOps, rng: np.random.Generator, group: int) -> None:
+    layout = layout_of(32)
+    stories = random_stories(rng, [70, 300], query_heads=2 * group, layout=layout)
+    paged = PagedStories(rng, stories, layout, layer=0)
+    paged.attend(ops, [Part(1, 0, 280)], scale=SCALE)
+    parts = [Part(0, 0, 70), Part(1, 280, 300)]
+    outs = paged.attend(ops, parts, scale=SCALE)
+    assert_near(outs, paged.attend(ReferenceOps(), parts, scale=SCALE))
+
+
+@pytest.mark.parametrize("context", [1, 2, 15, 16, 17, 255, 256, 257, 511, 513, 1000, 5000])
+def test_decode_at_any_context(ops: NativeOps, rng: np.random.Generator, context: int) -> None:
+    layout = layout_of(64, kv_heads=1)
+    stories = random_stories(rng, [context], query_heads=3, layout=layout)
+    paged = PagedStories(rng, stories, layout, layer=0)
+    qkv, batch, pages = paged.batch([Part(0, 0, context)])
+    ops.rope_write_kv(qkv, batch, None, pages)
+    last = [Part(0, context - 1, context)]
+    outs = paged.attend(ops, last, scale=SCALE)
+    assert_near(outs, paged.attend(ReferenceOps(), last, scale=SCALE))
+
+
+def test_scores_far_apart_keep_their_accuracy(ops: NativeOps, rng: np.random.Generator) -> None:
+    layout = layout_of(64)
+    stories = random_stories(rng, [600], query_heads=2, layout=layout)
+    stories[0].qkv[:, :128] *= 8
+    paged = PagedStories(rng, stories, layout, layer=0)
+    part = [Part(0, 0, 600)]
+    truths = paged.attend(ReferenceOps(), part, scale=1.0)
+    outs = paged.attend(ops, part, scale=1.0)
+    np.testing.assert_allclose(outs[0], truths[0], rtol=2e-3, atol=2e-4)
+
+
+def test_same_bits_for_every_cut_company_place_and_thread_count(
+    isa: str, rng: np.random.Generator
+) -> None:
+    layout = layout_of(64, kv_heads=3)
+    stories = random_stories(rng, [700, 333, 40, 1], query_heads=9, layout=layout)
+    rope = random_rope(rng, 700, 64)
+    one, two = NativeOps(threads=1, isa=isa), NativeOps(threads=2, isa=isa)
+    paged = PagedStories(rng, stories, layout, layer=1)
+    whole = paged.attend(one, [Part(0, 0, 700)], scale=SCALE, rope=rope)[0]
+
+    def computed(ops: NativeOps, steps: list[list[Part]]) -> np.ndarray:
+        """Story 0, from these steps on fresh pages."""
+        elsewhere = PagedStories(rng, stories, layout, layer=0)
+        rows = [
+            out
+            for parts in steps
+            for part, out in zip(
+                parts, elsewhere.attend(ops, parts, scale=SCALE, rope=rope), strict=True
+            )
+            if part.story == 0
+        ]
+        return np.concatenate(rows)
+
+    for ops in (one, two):
+        assert (computed(ops, [[Part(0, 0, 700)]]) == whole).all()
+        for length in (7, 16, 64, 300):
+            steps = [[Part(0, at, min(at + length, 700))] for at in range(0, 700, length)]
+            assert (computed(ops, steps) == whole).all()
+        others = [[Part(1, 0, 333), Part(3, 0, 1)], [Part(2, 0, 39)], [Part(2, 39, 40)]]
+        mine = chunks(0, 100, 1, 599)
+        mixed = [[*other, part] for other, part in zip(others, mine, strict=True)]
+        assert (computed(ops, mixed) == whole).all()
+        assert (computed(ops, [parts[::-1] for parts in mixed]) == whole).all()
+
+
+def test_one_token_at_a_time_gives_the_bits_of_the_prompt(
+    ops: NativeOps, rng: np.random.Generator
+) -> None:
+    layout = layout_of(32, kv_heads=1, block_size=32)
+    stories = random_stories(rng, [530], query_heads=4, layout=layout)
+    whole = PagedStories(rng, stories, layout, 0).attend(ops, [Part(0, 0, 530)], scale=SCALE)
+    paged = PagedStories(rng, stories, layout, 1)
+    singles = [paged.attend(ops, [part], scale=SCALE)[0] for part in chunks(0, *[1] * 530)]
+    assert (np.concatenate(singles) == whole[0]).all()
+
+
+def test_positions_after_a_row_do_not_reach_it(ops: NativeOps, rng: np.random.Generator) -> None:
+    layout = layout_of(64)
+    stories = random_stories(rng, [290], query_heads=4, layout=layout)
+    clean = PagedStories(rng, stories, layout, 0).attend(ops, [Part(0, 0, 290)], scale=SCALE)[0]
+    stories[0].qkv[271:, 4 * 64 :] = np.nan
+    torn = PagedStories(rng, stories, layout, 0).attend(ops, [Part(0, 0, 290)], scale=SCALE)[0]
+    assert (torn[:271] == clean[:271]).all()
+    assert np.isnan(torn[271:]).all()
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
+def test_a_broken_query_shows_in_its_own_row_only(
+    ops: NativeOps, rng: np.random.Generator, broken: float
+) -> None:
+    layout = layout_of(64)
+    stories = random_stories(rng, [300], query_heads=4, layout=layout)
+    clean = PagedStories(rng, stories, layout, 0).attend(ops, [Part(0, 0, 300)], scale=SCALE)[0]
+    stories[0].qkv[280, :64] = broken
+    out = PagedStories(rng, stories, layout, 0).attend(ops, [Part(0, 0, 300)], scale=SCALE)[0]
+    assert np.isnan(out[280, :64]).all()
+    out[280, :64] = clean[280, :64]
+    assert (out == clean).all()
+
+
+def test_indices_outside_the_arrays_are_refused(rng: np.random.Generator) -> None:
+    ops = NativeOps(threads=1)
+    layout = layout_of(64)
+    stories = random_stories(rng, [20], query_heads=4, layout=layout)
+    paged = PagedStories(rng, stories, layout, 0)
+    qkv, batch, pages = paged.batch([Part(0, 0, 20)])
+    out = np.full((20, 256), np.nan, np.float32)
+    with pytest.raises(ValueError, match="scale must be positive"):
+        ops.paged_attention(qkv, batch, pages, out, scale=0.0)
+    with pytest.raises(ValueError, match="axis 0"):
+        ops.paged_attention(qkv, batch, pages, out[:19], scale=SCALE)
+    for array, index, message in (
+        (batch.positions, 3, "consecutive"),
+        (batch.context, 0, "batch.positions|no room"),
+        (batch.query_start, 1, "number of rows"),
+        (pages.table, (0, 1), "outside the pool"),
+    ):
+        kept = array[index]
+        array[index] = NEVER
+        with pytest.raises(ValueError, match=message):
+            ops.paged_attention(qkv, batch, pages, out, scale=SCALE)
+        array[index] = kept
+    assert np.isnan(out).all()

@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.text.vocabulary import tokenizer_of
 
 from octavo.core.events import Finished, FinishReason, Receipt, Token
 from octavo.text.assembler import Assembler, Delta, Ended, StopRules
-
-from .conftest import tokenizer_of
 
 RECEIPT = Receipt(
     prompt_tokens=3,

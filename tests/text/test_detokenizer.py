@@ -4,10 +4,9 @@ import itertools
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.text.vocabulary import tokenizer_of
 
 from octavo.text.detokenizer import Detokenizer
-
-from .conftest import tokenizer_of
 
 TEXTS = (
     "👩‍👩‍👧‍👦 family and 🏳️‍🌈 flag",

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 import tokenizers
+from tests.text.vocabulary import SPECIAL, metadata_of
 from tokenizers import decoders, models, pre_tokenizers
 
 from octavo.errors import InvalidRequest, ModelFileError
 from octavo.text.tokenizer import Tokenizer
-
-from .conftest import SPECIAL, metadata_of
 
 FIXTURE = Path(__file__).parents[1] / "data" / "tokens-smollm2.json"
 

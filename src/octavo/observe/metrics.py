@@ -143,7 +143,6 @@ class _StatusCollector(Collector):
 
     def refresh(self, status: Status, errors: Counter) -> None:
         """Take over `status`; a value that is not countable leaves the one before in place."""
-        used = status.blocks_total - status.blocks_free
         for known, fresh in (
             (
                 self._gauges,
@@ -151,7 +150,7 @@ class _StatusCollector(Collector):
                     "requests_running": status.running,
                     "requests_waiting": status.waiting,
                     "kv_blocks_total": status.blocks_total,
-                    "kv_pool_utilisation": used / max(status.blocks_total, 1),
+                    "kv_pool_utilisation": status.blocks_owned / max(status.blocks_total, 1),
                     "last_step_seconds": status.last_step_s,
                 },
             ),
@@ -198,7 +197,7 @@ _HELP = {
     "requests_running": "Requests that hold KV blocks",
     "requests_waiting": "Requests that wait for blocks or for a place in the batch",
     "kv_blocks_total": "KV blocks in the pool",
-    "kv_pool_utilisation": "Share of the KV blocks that are not free",
+    "kv_pool_utilisation": "Share of the KV blocks that requests hold",
     "last_step_seconds": "How long the last step took",
     "steps": "Steps of the engine",
     "failed_steps": "Steps whose work failed as a whole",

@@ -1,0 +1,184 @@
+"""A client that answers from a script, and a server around it on a real socket."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import uvicorn
+from tests.text.vocabulary import metadata_of
+
+from octavo.core.events import Finished, FinishReason, Receipt, Token
+from octavo.engine.door import Door, Ticket
+from octavo.engine.engine import EngineStatus
+from octavo.serve.app import create_app
+from octavo.serve.service import ServeSettings
+from octavo.text.assembler import Delta, Ended
+from octavo.text.tokenizer import Tokenizer
+
+TEMPLATE = (
+    "{% for m in messages %}<|start|>{{ m.role }}:{{ m.content }}<|other|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant:{% endif %}"
+)
+CONTEXT = 512
+
+IDLE = EngineStatus(
+    running=0,
+    waiting=0,
+    blocks_total=100,
+    blocks_free=60,
+    blocks_cached=30,
+    blocks_owned=10,
+    steps=7,
+    tokens_computed=1000,
+    tokens_sampled=90,
+    tokens_recomputed=5,
+    preemptions=1,
+    evictions=2,
+    prefix_tokens_queried=400,
+    prefix_tokens_hit=256,
+    failed_steps=0,
+    last_step_s=0.02,
+    stepped_at_s=0.0,
+)
+
+
+def byte_tokenizer() -> Tokenizer:
+    """One token a byte, three special tokens, a chat template."""
+    return Tokenizer.from_gguf(metadata_of([]) | {"tokenizer.chat_template": TEMPLATE})
+
+
+class Gate:
+    """Stops the script at one token, until the test opens it."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self._open = threading.Event()
+
+    def open(self) -> None:
+        self._open.set()
+
+    async def passed(self) -> None:
+        self.reached.set()
+        await asyncio.to_thread(self._open.wait)
+
+
+@dataclass
+class Script:
+    """The answer to a prompt. At token `pause_at` it waits for `gate`, at `fail_at` it raises."""
+
+    text: str = "Hello from the scripted engine, ünïcödé 👩‍👧."
+    reason: FinishReason = "stop"
+    gate: Gate | None = None
+    pause_at: int = 0
+    error: Exception | None = None
+    fail_at: int = 0
+
+
+class ScriptedClient:
+    """Answers each prompt with the script's text, a token a byte, then the end token."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.script: Script | Callable[[str], Script] = Script()
+        self.tickets: list[Ticket] = []
+        self.cancelled: list[str] = []
+        self.was_cancelled = threading.Event()
+        self.alive = True
+        self.draining = False
+        self.state = IDLE
+
+    def status(self) -> EngineStatus:
+        return self.state
+
+    async def stream(self, ticket: Ticket) -> AsyncGenerator[Delta | Ended, None]:
+        request = ticket.request
+        self.tickets.append(ticket)
+        prompt = self._tokenizer.decode(request.prompt)
+        script = self.script if isinstance(self.script, Script) else self.script(prompt)
+        ids = self._tokenizer.encode(script.text, parse_special=True, add_special=False)
+        stops = script.reason == "stop" and len(ids) < request.max_tokens
+        ids = (ids + [0] * stops)[: request.max_tokens]
+        finished = False
+        try:
+            for index, token in enumerate(ids):
+                if script.gate and index == script.pause_at:
+                    await script.gate.passed()
+                if script.error and index == script.fail_at:
+                    raise script.error
+                if ticket.assembler.ended:
+                    break
+                for item in ticket.assembler.take(Token(request.id, index, token, -0.25)):
+                    yield item
+            reason = "stop" if stops else ("length" if script.reason == "stop" else script.reason)
+            receipt = Receipt(
+                prompt_tokens=len(request.prompt),
+                completion_tokens=len(ids),
+                cached_tokens=len(request.prompt) // 2,
+                recomputed_tokens=3,
+                preemptions=1,
+                arrival_s=10.0,
+                admitted_s=10.5,
+                first_token_s=11.0,
+                finished_s=12.0,
+                peak_blocks=2,
+            )
+            finished = True
+            message = "it broke" if reason == "error" else ""
+            end = Finished(request.id, reason, 0 if stops else None, message, receipt)
+            for item in ticket.assembler.take(end):
+                yield item
+        finally:
+            if not finished:
+                self.cancelled.append(request.id)
+                self.was_cancelled.set()
+
+
+@dataclass
+class Served:
+    """A running server, and the client behind it."""
+
+    url: str
+    client: ScriptedClient
+    door: Door
+
+
+class _Server(uvicorn.Server):
+    """Says when it listens."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = threading.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
+
+
+@contextmanager
+def serving(app: object) -> Iterator[str]:
+    """`app` on a free port, in a thread of its own; gives its address."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = _Server(uvicorn.Config(app, log_config=None, lifespan="on"))  # type: ignore[arg-type]
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    assert server.listening.wait(60)
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(60)
+        listener.close()
+
+
+@contextmanager
+def scripted_server(**settings: object) -> Iterator[Served]:
+    tokenizer = byte_tokenizer()
+    door = Door(tokenizer, max_model_len=CONTEXT, vocab_size=tokenizer.vocab_size + 5)
+    client = ScriptedClient(tokenizer)
+    known = ServeSettings(model_names=("scripted", "org/alias"), version="1.2.3")
+    app = create_app(client, door, replace(known, **settings))  # type: ignore[arg-type]
+    with serving(app) as url:
+        yield Served(url, client, door)

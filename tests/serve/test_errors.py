@@ -1,0 +1,86 @@
+"""What goes wrong before a request is one: the error shape is always the same."""
+
+import socket
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from tests.serve.scripted import Served, scripted_server
+
+API = ("/v1/chat/completions", "/v1/completions")
+
+
+def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    error: dict[str, Any] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+@pytest.mark.parametrize("path", API)
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b'{"prompt": }',
+        b"[]",
+        b'"text"',
+        b"null",
+        b'{"prompt": "\xff"}',
+        b'{"prompt": "\\ud800"}',
+        b'{"temperature": NaN}',
+        b'{"temperature": 1e999}',
+        b'{"prompt": ' + b"[" * 50_000,
+        b"{}",
+    ],
+)
+def test_broken_bodies(http: httpx.Client, served: Served, path: str, body: bytes) -> None:
+    error = error_of(http.post(path, content=body), 400)
+    assert error["type"] == "invalid_request_error"
+    assert served.client.tickets == []
+
+
+@pytest.mark.parametrize("path", API)
+def test_large_bodies(http: httpx.Client, path: str) -> None:
+    assert error_of(http.post(path, content=b" " * 100_001), 413)["code"] == "payload_too_large"
+    chunks = iter([b" " * 60_000, b" " * 60_000])
+    assert error_of(http.post(path, content=chunks), 413)["code"] == "payload_too_large"
+    error_of(http.post(path, content=b" " * 100_000), 400)
+
+
+def test_a_declared_length_is_enough(served: Served) -> None:
+    address = urlsplit(served.url)
+    with socket.create_connection((address.hostname, address.port)) as connection:
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 999999999\r\n\r\n"
+        )
+        assert connection.recv(100).startswith(b"HTTP/1.1 413")
+
+
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/complete", "/v2/completions", "/v1/models/x"])
+def test_unknown_paths(http: httpx.Client, path: str) -> None:
+    code = "model_not_found" if path.endswith("/x") else "not_found"
+    assert error_of(http.get(path), 404)["code"] == code
+
+
+@pytest.mark.parametrize("path", [*API, "/v1/models", "/health", "/metrics", "/version"])
+def test_wrong_methods(http: httpx.Client, path: str) -> None:
+    response = http.get(path) if path in API else http.post(path)
+    assert error_of(response, 405)["code"] == "method_not_allowed"
+    assert ("POST" if path in API else "GET") in response.headers["allow"]
+
+
+def test_nobody_learns_what_broke_inside() -> None:
+    with scripted_server() as served:
+        served.client.status = None  # type: ignore[method-assign,assignment]
+        error = error_of(httpx.get(f"{served.url}/health"), 500)
+        assert error["message"] == "the server failed"
+
+
+def test_a_large_body_within_the_limit(served: Served) -> None:
+    body = {"prompt": "x" * 90_000}
+    error = error_of(httpx.post(f"{served.url}/v1/completions", json=body), 400)
+    assert error["code"] == "context_length_exceeded"

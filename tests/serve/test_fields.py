@@ -1,0 +1,222 @@
+"""A walk over every field: null is absent, neutral values pass, the rest is honoured or refused."""
+
+from typing import Any
+
+import httpx
+import pytest
+from tests.serve.scripted import Served
+
+from octavo.serve import chat, completions
+from octavo.serve.requests import SamplingFields
+
+PATHS = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
+BODIES: dict[str, dict[str, Any]] = {
+    "chat": {"messages": [{"role": "user", "content": "Hello"}]},
+    "completion": {"prompt": "Hello"},
+}
+SHAPES = {"chat": chat.ChatRequest, "completion": completions.CompletionRequest}
+NEUTRAL = {"chat": chat.NEUTRAL, "completion": completions.NEUTRAL}
+REQUIRED = {"messages", "prompt"}
+
+# Of each sampling field: a value that changes the request, where to see it, what is seen.
+HONOURED: dict[str, tuple[Any, str, Any]] = {
+    "temperature": (0.25, "sampling.temperature", 0.25),
+    "top_p": (0.5, "sampling.top_p", 0.5),
+    "top_k": (7, "sampling.top_k", 7),
+    "min_p": (0.125, "sampling.min_p", 0.125),
+    "seed": (42, "sampling.seed", 42),
+    "max_tokens": (9, "max_tokens", 9),
+    "max_completion_tokens": (8, "max_tokens", 8),
+    "min_tokens": (3, "min_tokens", 3),
+    "stop_token_ids": ([5, 6], "stop_token_ids", frozenset({0, 5, 6})),
+    "ignore_eos": (True, "stop_token_ids", frozenset()),
+    "priority": (-4, "priority", -4),
+}
+IN_THE_TEXT = {
+    "stop": ("from", {}, "Hello "),
+    "include_stop_str_in_output": (True, {"stop": ["from", "x"]}, "Hello from"),
+    "skip_special_tokens": (False, {"stop": "<|other|>", "max_tokens": 60}, None),
+}
+OUT_OF_RANGE: dict[str, tuple[Any, ...]] = {
+    "temperature": (-0.5, 101, 1e300),
+    "top_p": (0, 1.5, -1),
+    "top_k": (-2,),
+    "min_p": (-0.1, 1.1),
+    "seed": (2**64, -(2**63) - 1),
+    "max_tokens": (0, -1),
+    "max_completion_tokens": (0, -1),
+    "min_tokens": (-1, 10**6),
+    "stop": ("", [""], ["x"] * 17, "x" * 2000),
+    "stop_token_ids": ([-1], [10**6], [2**31]),
+    "priority": (2**31,),
+}
+WRONG_TYPE: dict[str, tuple[Any, ...]] = {
+    "temperature": ("hot", [1], True),
+    "top_p": ("1",),
+    "top_k": (1.5, "1", True),
+    "min_p": ("0",),
+    "seed": (0.5, "1"),
+    "max_tokens": ("5", 1.5, {}),
+    "max_completion_tokens": ("5", []),
+    "min_tokens": ("0",),
+    "stop": (5, [5], {}),
+    "stop_token_ids": (5, ["a"], [1.5], [True]),
+    "ignore_eos": (1, "yes"),
+    "include_stop_str_in_output": (0,),
+    "skip_special_tokens": ("no",),
+    "priority": ("high",),
+    "model": (5, ["scripted"]),
+    "stream": ("yes", 1),
+    "stream_options": (True, {"include_usage": 1}, {"unknown": True}),
+    "user": (5,),
+    "messages": ("Hello", {}, [], ["Hello"], [{"role": "user"}], None),
+    "prompt": (5, {}, [], "", [""], [[]], [1, "a"], [["a"]], [-1], [1.5], [True], None),
+}
+
+
+def post(http: httpx.Client, kind: str, **fields: Any) -> httpx.Response:
+    return http.post(PATHS[kind], json=BODIES[kind] | fields)
+
+
+def fields_of(kind: str) -> set[str]:
+    return {
+        *SHAPES[kind].__struct_fields__,
+        *SamplingFields.__struct_fields__,
+        *NEUTRAL[kind],
+    }
+
+
+def refused(response: httpx.Response, field: str) -> None:
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] is not None
+    assert error["param"].startswith(field)
+    assert field.rstrip("s") in error["message"]
+
+
+@pytest.mark.parametrize("kind", PATHS)
+def test_no_field_is_forgotten_here(kind: str) -> None:
+    sampling = set(SamplingFields.__struct_fields__)
+    assert sampling == HONOURED.keys() | IN_THE_TEXT.keys()
+    assert sampling | set(SHAPES[kind].__struct_fields__) <= WRONG_TYPE.keys()
+    assert sampling.isdisjoint(NEUTRAL[kind])
+    assert set(SHAPES[kind].__struct_fields__).isdisjoint(NEUTRAL[kind])
+
+
+@pytest.mark.parametrize("kind", PATHS)
+def test_null_is_absent(http: httpx.Client, served: Served, kind: str) -> None:
+    optional = fields_of(kind) - REQUIRED
+    assert post(http, kind).status_code == 200
+    assert post(http, kind, **dict.fromkeys(optional)).status_code == 200
+    plain, nulls = (ticket.request for ticket in served.client.tickets)
+    assert plain.prompt == nulls.prompt
+    assert plain.max_tokens == nulls.max_tokens
+    assert plain.stop_token_ids == nulls.stop_token_ids
+    for field in sorted(optional):
+        assert post(http, kind, **{field: None}).status_code == 200, field
+
+
+@pytest.mark.parametrize("kind", PATHS)
+def test_neutral_values_pass_and_others_are_refused(http: httpx.Client, kind: str) -> None:
+    for field, neutral in NEUTRAL[kind].items():
+        for value in neutral:
+            assert post(http, kind, **{field: value}).status_code == 200, (field, value)
+        for value in ("other", 2, -0.5, [5], {"a": 1}):
+            refused(post(http, kind, **{field: value}), field)
+        if not any(isinstance(value, bool) for value in neutral):
+            refused(post(http, kind, **{field: True}), field)
+
+
+@pytest.mark.parametrize("kind", PATHS)
+@pytest.mark.parametrize("field", HONOURED)
+def test_sampling_fields_reach_the_engine(
+    http: httpx.Client, served: Served, kind: str, field: str
+) -> None:
+    value, path, seen = HONOURED[field]
+    assert post(http, kind, **{field: value}).status_code == 200
+    found: Any = served.client.tickets[0].request
+    for name in path.split("."):
+        found = getattr(found, name)
+    assert found == seen
+
+
+@pytest.mark.parametrize("kind", PATHS)
+@pytest.mark.parametrize("field", IN_THE_TEXT)
+def test_fields_that_change_the_text(
+    http: httpx.Client, served: Served, kind: str, field: str
+) -> None:
+    value, others, wanted = IN_THE_TEXT[field]
+    choice = post(http, kind, **others, **{field: value}).json()["choices"][0]
+    text = choice["message"]["content"] if kind == "chat" else choice["text"]
+    plain = post(http, kind).json()["choices"][0]
+    whole = plain["message"]["content"] if kind == "chat" else plain["text"]
+    assert text == (whole if wanted is None else wanted)
+
+
+@pytest.mark.parametrize("kind", PATHS)
+def test_special_tokens_are_skipped_unless_asked_for(
+    http: httpx.Client, served: Served, kind: str
+) -> None:
+    script = served.client.script
+    script.text = "a<|other|>b"  # type: ignore[union-attr]
+    for fields, wanted in (({}, "ab"), ({"skip_special_tokens": False}, "a<|other|>b")):
+        choice = post(http, kind, **fields).json()["choices"][0]
+        assert (choice["message"]["content"] if kind == "chat" else choice["text"]) == wanted
+
+
+@pytest.mark.parametrize("kind", PATHS)
+@pytest.mark.parametrize("field", OUT_OF_RANGE)
+def test_out_of_range_is_refused_by_name(
+    http: httpx.Client, served: Served, kind: str, field: str
+) -> None:
+    for value in OUT_OF_RANGE[field]:
+        refused(post(http, kind, **{field: value}), field)
+    assert served.client.tickets == []
+
+
+@pytest.mark.parametrize("kind", PATHS)
+def test_wrong_types_are_refused_by_name(http: httpx.Client, served: Served, kind: str) -> None:
+    for field in WRONG_TYPE.keys() & fields_of(kind):
+        for value in WRONG_TYPE[field]:
+            refused(post(http, kind, **{"stream": True, field: value}), field)
+    assert served.client.tickets == []
+
+
+@pytest.mark.parametrize("kind", PATHS)
+def test_unknown_fields_are_refused_by_name(http: httpx.Client, kind: str) -> None:
+    refused(post(http, kind, temprature=0), "temprature")
+    refused(post(http, kind, temprature=True), "temprature")
+    other = (REQUIRED - BODIES[kind].keys()).pop()
+    refused(post(http, kind, **{other: "x"}), other)
+
+
+@pytest.mark.parametrize("kind", PATHS)
+def test_stream_options(http: httpx.Client, kind: str) -> None:
+    refused(post(http, kind, stream_options={"include_usage": True}), "stream_options")
+    refused(
+        post(http, kind, stream=True, stream_options={"continuous_usage_stats": True}),
+        "stream_options.continuous_usage_stats",
+    )
+    refused(
+        post(http, kind, stream=True, stream_options={"include_obfuscation": True}),
+        "stream_options.include_obfuscation",
+    )
+    off = {"include_usage": False, "continuous_usage_stats": None, "include_obfuscation": False}
+    response = post(http, kind, stream=True, stream_options=off)
+    assert response.status_code == 200
+    assert "usage" not in response.text
+
+
+@pytest.mark.parametrize("kind", PATHS)
+def test_both_names_of_the_limit(http: httpx.Client, served: Served, kind: str) -> None:
+    assert post(http, kind, max_tokens=5, max_completion_tokens=5).status_code == 200
+    assert served.client.tickets[0].request.max_tokens == 5
+    refused(post(http, kind, max_tokens=5, max_completion_tokens=6), "max_completion_tokens")
+
+
+@pytest.mark.parametrize("kind", PATHS)
+def test_too_long_an_answer_is_refused_by_code(http: httpx.Client, kind: str) -> None:
+    error = post(http, kind, max_tokens=10**6).json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "max_tokens")

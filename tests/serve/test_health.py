@@ -1,0 +1,96 @@
+"""Health follows the engine; metrics follow what was served."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import httpx
+import openai
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tests.serve.scripted import IDLE, Gate, Script, Served, scripted_server
+
+from octavo.errors import EngineError
+
+
+def samples(http: httpx.Client) -> dict[str, float]:
+    response = http.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    return {
+        sample.name + "".join(f"[{value}]" for value in sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(response.text)
+        for sample in family.samples
+    }
+
+
+def test_healthy(http: httpx.Client) -> None:
+    response = http.get("/health")
+    assert response.status_code == 200
+    assert response.json() == {
+        "status": "ok",
+        "running": 0,
+        "waiting": 0,
+        "blocks_free": 60,
+        "blocks_total": 100,
+    }
+    assert http.get("/version").json() == {"version": "1.2.3"}
+
+
+def test_draining_and_dead(http: httpx.Client, served: Served) -> None:
+    served.client.alive = False
+    assert (http.get("/health").status_code, http.get("/health").json()["status"]) == (503, "dead")
+    served.client.draining = True
+    assert http.get("/health").json()["status"] == "draining"
+
+
+def test_stalled_is_open_requests_without_steps() -> None:
+    with scripted_server(stall_s=-1.0) as served, ThreadPoolExecutor(1) as thread:
+        served.client.script = Script(gate=(gate := Gate()))
+        health = f"{served.url}/health"
+        assert httpx.get(health).json()["status"] == "ok"
+        answer = thread.submit(
+            httpx.post, f"{served.url}/v1/completions", json={"prompt": "x"}, timeout=60
+        )
+        assert gate.reached.wait(60)
+        stalled = httpx.get(health)
+        assert (stalled.status_code, stalled.json()["status"]) == (503, "stalled")
+        served.client.state = replace(IDLE, stepped_at_s=time.monotonic() + 3600)
+        assert httpx.get(health).json()["status"] == "ok"
+        gate.open()
+        assert answer.result().status_code == 200
+        served.client.state = IDLE
+        assert httpx.get(health).json()["status"] == "ok"
+
+
+def test_metrics_of_requests(http: httpx.Client, api: openai.OpenAI, served: Served) -> None:
+    before = samples(http)
+    api.completions.create(model="scripted", prompt="four")
+    api.completions.create(model="scripted", prompt="four", max_tokens=3)
+    served.client.script = Script(error=EngineError("x"), fail_at=2)
+    with pytest.raises(openai.InternalServerError):
+        api.completions.create(model="scripted", prompt="four")
+    with pytest.raises(openai.BadRequestError):
+        api.completions.create(model="scripted", prompt="")
+    after = samples(http)
+    grown = {name: value - before.get(name, 0) for name, value in after.items()}
+    assert grown["octavo_requests_total[stop]"] == 1
+    assert grown["octavo_requests_total[length]"] == 1
+    assert grown["octavo_requests_total[error]"] == 1
+    assert grown["octavo_requests_refused_total[invalid_value]"] == 1
+    assert grown["octavo_prompt_tokens_total"] == 8
+    assert grown["octavo_completion_tokens_total"] == len(Script().text.encode()) + 1 + 3
+    assert grown["octavo_time_to_first_token_seconds_sum"] == 2.0
+    assert grown["octavo_request_queue_seconds_sum"] == 1.0
+    assert grown["octavo_request_seconds_sum"] == 4.0
+    assert grown["octavo_time_per_output_token_seconds_count"] == 2
+
+
+def test_metrics_of_the_engine(http: httpx.Client, served: Served) -> None:
+    served.client.state = replace(IDLE, running=3, waiting=2, preemptions=4)
+    found = samples(http)
+    assert found["octavo_requests_running"] == 3
+    assert found["octavo_requests_waiting"] == 2
+    assert found["octavo_kv_blocks[cached]"] == 30
+    assert found["octavo_kv_pool_utilisation"] == pytest.approx(0.1)
+    assert found["octavo_preemptions_total"] == 4
+    assert found["octavo_prefix_cache_tokens_hit_total"] == 256

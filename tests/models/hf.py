@@ -92,10 +92,10 @@ def from_gguf(path: Path) -> transformers.PreTrainedModel:
     with torch.device("meta"):
         model = transformers.LlamaForCausalLM(config)
     model.to_empty(device="cpu")
+    model.tie_weights()
     model.model.rotary_emb = type(model.model.rotary_emb)(config=config)
     for name, parameter in model.named_parameters():
         parameter.data = _tensor(file, gguf_name(name), config)
-    model.tie_weights()
     return model.eval()
 
 
@@ -194,10 +194,10 @@ def greedy(
     """The next `count` tokens, the highest logit each, and the logits they were taken from."""
     answer: list[int] = []
     rows: list[F32] = []
-    fed, cache = torch.tensor([list(prompt)]), None
+    fed, cache = torch.tensor([list(prompt)]), transformers.DynamicCache(config=model.config)
     for _ in range(count):
-        output = model(fed, past_key_values=cache, use_cache=True)
+        output = model(fed, cache=cache, use_cache=True)
         rows.append(output.logits[0, -1].float().numpy())
         answer.append(int(rows[-1].argmax()))
-        fed, cache = torch.tensor([answer[-1:]]), output.past_key_values
+        fed = torch.tensor([answer[-1:]])
     return answer, rows

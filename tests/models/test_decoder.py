@@ -4,14 +4,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.models import hf
+from tests.models.paged import PagedSequences, Part
 
 from octavo.models.decoder import Decoder
 from octavo.models.loader import load_model
 from octavo.ops.api import F32, Ops
 from octavo.ops.native import NativeOps
 from octavo.ops.reference import ReferenceOps
-from tests.models import hf
-from tests.models.paged import PagedSequences, Part
 
 LENGTH = 83
 
@@ -89,9 +89,7 @@ def test_chunks_and_decode_give_the_bits_of_one_prefill(
 
 
 @pytest.mark.parametrize("name", ["reference", "native"])
-def test_company_does_not_change_a_bit(
-    name: str, rng: np.random.Generator, tmp_path: Path
-) -> None:
+def test_company_does_not_change_a_bit(name: str, rng: np.random.Generator, tmp_path: Path) -> None:
     """Prefill of one, a chunk of another and decode of a third in one batch, in any order."""
     decoder = tiny(rng, tmp_path, make_ops(name), "qwen2")
     texts = [random_tokens(rng, length) for length in (40, 61, 23)]

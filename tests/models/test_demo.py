@@ -1,0 +1,118 @@
+"""The demo model against transformers in float32 on the same weights, and its answers."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import transformers
+from tests.models import hf
+from tests.models.paged import PagedSequences, Part
+
+from octavo.models.decoder import Decoder
+from octavo.models.loader import load_model
+from octavo.models.weights.gguf import GGUFFile
+from octavo.ops.api import F32
+from octavo.ops.native import NativeOps
+from octavo.text.tokenizer import Tokenizer
+
+ALICE = Path(__file__).parents[1] / "data" / "alice.txt"
+"""The first chapter of "Alice's Adventures in Wonderland" by Lewis Carroll, 1865: public domain."""
+
+TOKENS = 2_000
+CHUNK = 250
+ANSWER = 64
+NEAR_TIE = 0.15
+
+QUESTIONS = (
+    "What is the capital of France?",
+    "Write a short poem about the sea.",
+    "Explain photosynthesis to a child.",
+    "List three uses of a paper clip.",
+    "Who wrote Romeo and Juliet?",
+    "How do I boil an egg?",
+    "What is the difference between a virus and a bacterium?",
+    "Give me a name for a black cat and say why it fits.",
+    "Translate 'good morning' into Spanish.",
+    "Why is the sky blue?",
+)
+
+
+@pytest.fixture(scope="module")
+def reference(demo_model_path: Path) -> transformers.PreTrainedModel:
+    return hf.from_gguf(demo_model_path)
+
+
+@pytest.fixture(scope="module")
+def decoder(demo_model_path: Path) -> Decoder:
+    return load_model(demo_model_path, NativeOps(threads=2), CHUNK).decoder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(demo_model_path: Path) -> Tokenizer:
+    return Tokenizer.from_gguf(GGUFFile.open(demo_model_path).metadata)
+
+
+def log_softmax(logits: F32) -> F32:
+    shifted = logits - logits.max(-1, keepdims=True)
+    result: F32 = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return result
+
+
+def test_two_thousand_tokens_of_english(
+    reference: transformers.PreTrainedModel,
+    decoder: Decoder,
+    tokenizer: Tokenizer,
+    rng: np.random.Generator,
+) -> None:
+    """Teacher-forced: the same most likely token, and the same probability of the true one."""
+    text = ALICE.read_text(encoding="utf-8")
+    tokens = tokenizer.encode(text, parse_special=False, add_special=True)[: TOKENS + 1]
+    assert len(tokens) == TOKENS + 1
+    chosen = (np.arange(TOKENS), tokens[1:])
+    expected = log_softmax(hf.logits(reference, tokens[:-1]))
+    sequences = PagedSequences(decoder, rng, [TOKENS])
+    found = log_softmax(sequences.feed(0, tokens[:-1], chunk=CHUNK))
+    agreement = float(np.mean(found.argmax(-1) == expected.argmax(-1)))
+    difference = float(np.mean(np.abs(found[chosen] - expected[chosen])))
+    print(f"top-1 agreement {agreement:.4f}, mean |Δ logprob| {difference:.5f}")
+    assert agreement >= 0.97
+    assert difference <= 0.03
+    assert -np.mean(expected[chosen]) < 3.5, "the reference does not understand the text"
+
+
+def test_greedy_answers(
+    reference: transformers.PreTrainedModel,
+    decoder: Decoder,
+    tokenizer: Tokenizer,
+    rng: np.random.Generator,
+) -> None:
+    """Ten answers of 64 tokens: each parts from the reference at a near tie, if it does."""
+    agreed = []
+    for question in QUESTIONS:
+        prompt = tokenizer.encode(chat(question), parse_special=True, add_special=True)
+        expected, rows = hf.greedy(reference, prompt, ANSWER)
+        found = greedy(decoder, rng, prompt, ANSWER)
+        same = next((n for n in range(ANSWER) if found[n] != expected[n]), ANSWER)
+        agreed.append(same)
+        if same < ANSWER:
+            second, first = np.partition(rows[same], -2)[-2:]
+            assert first - second <= NEAR_TIE, (question, same, tokenizer.decode(found))
+    print(f"tokens before the first difference: {agreed}")
+    assert sum(same >= 32 for same in agreed) >= 6
+
+
+def chat(question: str) -> str:
+    return f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+
+
+def greedy(
+    decoder: Decoder, rng: np.random.Generator, prompt: Sequence[int], count: int
+) -> list[int]:
+    sequences = PagedSequences(decoder, rng, [len(prompt) + count])
+    logits = sequences.feed(0, prompt, chunk=CHUNK)
+    answer = [int(logits[-1].argmax())]
+    while len(answer) < count:
+        part = Part(0, len(prompt) + len(answer) - 1, answer[-1:])
+        answer.append(int(sequences.step([part])[0][-1].argmax()))
+    return answer

@@ -1,0 +1,180 @@
+// The innermost product of `linear`: a few rows of x by a few panels of weights, all sums in
+// registers. Every set brings its own element type, tile shapes and loop.
+//
+// Each sum runs over the inputs in ascending order, starting from what `sums` holds: a row's bits
+// depend neither on the shape of the tile nor on where the inputs are cut into runs.
+#pragma once
+
+#include "bf16_units.h"
+#include "octavo/kernels.h"
+#include "vector.h"
+
+namespace octavo::OCTAVO_SET {
+
+// A run of inputs for one tile: rows `x[r · x_stride]`, panels `panels[p · panel_stride]`, sums
+// `sums[r · sums_stride + p · PANEL + n]`. `first`: the sums start from zero.
+template <typename Element>
+struct TileArgs {
+  const Element* x;
+  Index x_stride;
+  const Bf16* panels;
+  Index panel_stride;
+  Index inputs;  // a multiple of DEPTH
+  float* sums;
+  Index sums_stride;
+  bool first;
+};
+
+#if OCTAVO_TILES
+
+using Element = Bf16;
+constexpr Index ROW_STEP = 16;  // rows come in such groups, the last filled up with zeros
+constexpr int MAX_STEPS = 2;
+
+constexpr int panels_for(int steps) { return steps == 1 ? 3 : 2; }
+
+// Tiles 0 … 3 are sums. One group of rows: tile 4 is x, 5 … 7 the panels. Two groups: 4 and 5 are
+// x, 6 and 7 the panels.
+template <int STEPS, int PANELS>
+void multiply_tile(const TileArgs<Bf16>& args) {
+  constexpr bool TWO_ROWS = STEPS == 2, TWO = PANELS >= 2, THREE = PANELS == 3 && STEPS == 1;
+  const Index sums_bytes = args.sums_stride * 4, x_bytes = args.x_stride * 2;
+  float* const lower = args.sums + ROW_STEP * args.sums_stride;
+  if (args.first) {
+    OCTAVO_TILE_ZERO(0);
+    if constexpr (TWO) OCTAVO_TILE_ZERO(1);
+    if constexpr (TWO_ROWS || THREE) OCTAVO_TILE_ZERO(2);
+    if constexpr (TWO_ROWS && TWO) OCTAVO_TILE_ZERO(3);
+  } else {
+    OCTAVO_TILE_LOAD(0, args.sums, sums_bytes);
+    if constexpr (TWO) OCTAVO_TILE_LOAD(1, args.sums + PANEL, sums_bytes);
+    if constexpr (THREE) OCTAVO_TILE_LOAD(2, args.sums + 2 * PANEL, sums_bytes);
+    if constexpr (TWO_ROWS) OCTAVO_TILE_LOAD(2, lower, sums_bytes);
+    if constexpr (TWO_ROWS && TWO) OCTAVO_TILE_LOAD(3, lower + PANEL, sums_bytes);
+  }
+  for (Index k = 0; k < args.inputs; k += DEPTH) {
+    const Bf16* const x = args.x + k;
+    const Bf16* const panel = args.panels + k * PANEL;
+    OCTAVO_TILE_LOAD(4, x, x_bytes);
+    if constexpr (TWO_ROWS) {
+      OCTAVO_TILE_LOAD(6, panel, 64);
+      OCTAVO_TILE_DOT(0, 4, 6);
+      OCTAVO_TILE_LOAD(5, x + ROW_STEP * args.x_stride, x_bytes);
+      OCTAVO_TILE_DOT(2, 5, 6);
+      if constexpr (TWO) {
+        OCTAVO_TILE_LOAD(7, panel + args.panel_stride, 64);
+        OCTAVO_TILE_DOT(1, 4, 7);
+        OCTAVO_TILE_DOT(3, 5, 7);
+      }
+    } else {
+      OCTAVO_TILE_LOAD(5, panel, 64);
+      OCTAVO_TILE_DOT(0, 4, 5);
+      if constexpr (TWO) {
+        OCTAVO_TILE_LOAD(6, panel + args.panel_stride, 64);
+        OCTAVO_TILE_DOT(1, 4, 6);
+      }
+      if constexpr (THREE) {
+        OCTAVO_TILE_LOAD(7, panel + 2 * args.panel_stride, 64);
+        OCTAVO_TILE_DOT(2, 4, 7);
+      }
+    }
+  }
+  OCTAVO_TILE_STORE(0, args.sums, sums_bytes);
+  if constexpr (TWO) OCTAVO_TILE_STORE(1, args.sums + PANEL, sums_bytes);
+  if constexpr (THREE) OCTAVO_TILE_STORE(2, args.sums + 2 * PANEL, sums_bytes);
+  if constexpr (TWO_ROWS) OCTAVO_TILE_STORE(2, lower, sums_bytes);
+  if constexpr (TWO_ROWS && TWO) OCTAVO_TILE_STORE(3, lower + PANEL, sums_bytes);
+}
+
+#else
+
+constexpr Index ROW_STEP = 1;
+constexpr int VECTORS = PANEL / LANES;  // in a panel
+
+OCTAVO_INLINE void open_tiles() {}
+OCTAVO_INLINE void close_tiles() {}
+
+#if OCTAVO_LANES == 16
+constexpr int MAX_STEPS = 12;
+constexpr int panels_for(int rows) { return rows == 1 ? 8 : rows <= 4 ? 4 : 2; }
+#elif OCTAVO_LANES == 8
+constexpr int MAX_STEPS = 6;
+constexpr int panels_for(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
+#else
+constexpr int MAX_STEPS = 3;
+constexpr int panels_for(int) { return 1; }
+#endif
+
+#if OCTAVO_DOT
+using Element = Bf16;
+#else
+using Element = float;
+#endif
+
+// The products of one pair of inputs.
+template <int ROWS, int WIDTH>
+OCTAVO_INLINE void multiply_pair(const Element* x, Index x_stride, const Words (&pairs)[WIDTH],
+                                 Floats (&sums)[ROWS][WIDTH]) {
+#if OCTAVO_DOT
+#pragma GCC unroll 16
+  for (int r = 0; r < ROWS; ++r) {
+    std::uint32_t pair;
+    __builtin_memcpy(&pair, x + r * x_stride, sizeof pair);
+#pragma GCC unroll 16
+    for (int n = 0; n < WIDTH; ++n) sums[r][n] = dot_pairs(splat_word(pair), pairs[n], sums[r][n]);
+  }
+#else
+  Floats weights[WIDTH];
+#pragma GCC unroll 16
+  for (int n = 0; n < WIDTH; ++n) weights[n] = lower_bf16(pairs[n]);
+#pragma GCC unroll 16
+  for (int r = 0; r < ROWS; ++r) {
+    const Floats left = splat(x[r * x_stride]);
+#pragma GCC unroll 16
+    for (int n = 0; n < WIDTH; ++n) sums[r][n] = fma(left, weights[n], sums[r][n]);
+  }
+#pragma GCC unroll 16
+  for (int n = 0; n < WIDTH; ++n) weights[n] = upper_bf16(pairs[n]);
+#pragma GCC unroll 16
+  for (int r = 0; r < ROWS; ++r) {
+    const Floats left = splat(x[r * x_stride + 1]);
+#pragma GCC unroll 16
+    for (int n = 0; n < WIDTH; ++n) sums[r][n] = fma(left, weights[n], sums[r][n]);
+  }
+#endif
+}
+
+template <int ROWS, int PANELS>
+void multiply_tile(const TileArgs<Element>& args) {
+  constexpr int WIDTH = PANELS * VECTORS;
+  Floats sums[ROWS][WIDTH] = {};
+  if (!args.first) {
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 16
+      for (int n = 0; n < WIDTH; ++n) {
+        sums[r][n] = load(args.sums + r * args.sums_stride + n * LANES);
+      }
+    }
+  }
+  const Element* x = args.x;
+  const Bf16* panel = args.panels;
+  const Index x_stride = args.x_stride, panel_stride = args.panel_stride;
+  for (Index k = 0; k < args.inputs; k += 2, x += 2, panel += 2 * PANEL) {
+    Words pairs[WIDTH];
+#pragma GCC unroll 16
+    for (int n = 0; n < WIDTH; ++n) {
+      pairs[n] = load_words(panel + n / VECTORS * panel_stride + n % VECTORS * 2 * LANES);
+    }
+    multiply_pair<ROWS, WIDTH>(x, x_stride, pairs, sums);
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 16
+    for (int n = 0; n < WIDTH; ++n) store(args.sums + r * args.sums_stride + n * LANES, sums[r][n]);
+  }
+}
+
+#endif
+
+}  // namespace octavo::OCTAVO_SET

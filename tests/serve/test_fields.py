@@ -220,3 +220,17 @@ def test_both_names_of_the_limit(http: httpx.Client, served: Served, kind: str) 
 def test_too_long_an_answer_is_refused_by_code(http: httpx.Client, kind: str) -> None:
     error = post(http, kind, max_tokens=10**6).json()["error"]
     assert (error["code"], error["param"]) == ("context_length_exceeded", "max_tokens")
+
+
+def test_empty_content_is_still_a_conversation(http: httpx.Client, served: Served) -> None:
+    for content in ("", []):
+        messages = [{"role": "user", "content": content}]
+        assert post(http, "chat", messages=messages).status_code == 200
+    assert len({ticket.request.prompt for ticket in served.client.tickets}) == 1
+
+
+def test_an_answer_can_be_sent_back_as_it_came(http: httpx.Client) -> None:
+    message = post(http, "chat").json()["choices"][0]["message"]
+    nulls = {"refusal": None, "tool_calls": None, "function_call": None, "audio": None}
+    messages = [{"role": "user", "content": "a"}, message | nulls, {"role": "user", "content": "b"}]
+    assert post(http, "chat", messages=messages).status_code == 200

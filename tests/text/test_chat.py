@@ -4,6 +4,7 @@ from datetime import datetime
 from typing import Any
 
 import pytest
+from tests.text.vocabulary import metadata_of
 
 from octavo.errors import InvalidRequest, ModelFileError
 from octavo.text.chat import ChatTemplate
@@ -29,6 +30,7 @@ KINDS = """
     {%- endif %}
 {%- endfor %}
 {%- if not ns.found %}{{ raise_exception('nobody spoke <&>') }}{% endif %}
+{% if tools is not none or documents is not none %}{{ tools | length }}{% endif %}
 {% if add_generation_prompt %}{{ eos_token }}{% endif %}
 """
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -72,6 +74,11 @@ def test_text_parts_are_joined_and_a_null_answer_is_empty() -> None:
         {"role": "user", "content": ""},
     ]
     assert template.render(in_parts) == template.render(joined)
+
+
+def test_a_model_without_a_template_has_none() -> None:
+    with pytest.raises(ModelFileError, match="no chat template"):
+        ChatTemplate.for_tokenizer(Tokenizer.from_gguf(metadata_of([])))
 
 
 def test_the_clock_is_an_argument() -> None:

@@ -132,6 +132,8 @@ def write_folder(folder: Path, tokenizer: tokenizers.Tokenizer, **files: dict[st
 
 def test_a_folder_equals_the_metadata_it_was_made_from(tmp_path: Path) -> None:
     from_file = Tokenizer.from_gguf(metadata_of([b"he", b"hel"], merges=["h e", "he l"]))
+    from_file._parsing.enable_truncation(5)
+    from_file._parsing.enable_padding(length=50)
     write_folder(
         tmp_path,
         from_file._parsing,
@@ -143,6 +145,8 @@ def test_a_folder_equals_the_metadata_it_was_made_from(tmp_path: Path) -> None:
         generation_config={"eos_token_id": [0, 2]},
     )
     tokenizer = Tokenizer.from_folder(tmp_path)
+    from_file._parsing.no_truncation()
+    from_file._parsing.no_padding()
     text = f"hello {SPECIAL[0]} help 123 é"
     for parse in (False, True):
         ids = tokenizer.encode(text, parse_special=parse, add_special=True)

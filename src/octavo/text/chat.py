@@ -59,7 +59,11 @@ class ChatTemplate:
         checked = check_messages(messages)
         try:
             return self._template.render(
-                messages=checked, add_generation_prompt=True, **self._special
+                messages=checked,
+                add_generation_prompt=True,
+                tools=None,
+                documents=None,
+                **self._special,
             )
         except Exception as error:  # a template is a program: any operation in it may fail
             raise InvalidRequest(

@@ -256,6 +256,9 @@ def _from_folder(folder: Path) -> Tokenizer:
         parsing = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
         raise ModelFileError(f"{path} is not a tokenizer: {error}") from error
+    # Some files come with the limits they were trained under.
+    parsing.no_truncation()
+    parsing.no_padding()
     config = _json_object(folder / "tokenizer_config.json")
     roles = ("bos_token", "eos_token", "unk_token", "pad_token")
     special = _json_object(folder / "special_tokens_map.json") | config

@@ -1,14 +1,17 @@
 """OracleRunner: a runner whose KV cells remember all that they depend on.
 
-A cell holds a digest of every token up to its position. Before a span is computed each cell that
-attention would read is compared with the digest it must hold: a wrong table entry, a block reused
-too early, a lost copy or a stale prefix hit is found at the step that reads it. The sampled token is
-a function of the digest alone: every request gets the tokens it would get alone.
+    cell = (salt, layer group, digest of every token up to its position)
+
+Before a span is computed each cell that attention would read is compared with what it must hold: a
+wrong table entry, a block reused too early, a lost copy, a stale prefix hit or one across salts is
+found at the step that reads it. The sampled token is a function of the tokens before it alone:
+every request gets the tokens it would get alone.
 """
 
 import hashlib
 import struct
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from octavo.core.plan import RowFailed, Sampled, Span, StepPlan, StepResult
@@ -16,36 +19,43 @@ from octavo.core.request import Request
 
 ROOT = b"octavo"
 
+Cell = tuple[str, int, bytes]
+
 
 def digest(before: bytes, token: int) -> bytes:
-    """What the cell of `token` holds when the cell before it holds `before`."""
+    """What stands for all tokens up to `token`, when `before` stands for those before it."""
     return hashlib.blake2b(before + struct.pack("<q", token), digest_size=8).digest()
 
 
-def draw(cell: bytes, vocabulary: int) -> int:
-    """The token that follows a position whose cell holds `cell`."""
-    return int.from_bytes(cell, "little") % vocabulary
+def draw(before: bytes, vocabulary: int) -> int:
+    """The token that follows the tokens for which `before` stands."""
+    return int.from_bytes(before, "little") % vocabulary
 
 
 def answer_alone(request: Request, vocabulary: int) -> tuple[int, ...]:
     """The answer tokens `request` must get, whoever else is served."""
-    cell = ROOT
+    last = ROOT
     for token in (*request.prompt, *request.emitted):
-        cell = digest(cell, token)
+        last = digest(last, token)
     answer = list(request.emitted)
-    while len(answer) < request.max_tokens:
-        token = draw(cell, vocabulary)
-        answer.append(token)
-        if token in request.stop_token_ids and len(answer) > request.min_tokens:
-            break
-        cell = digest(cell, token)
+    while not _ended(request, answer):
+        answer.append(draw(last, vocabulary))
+        last = digest(last, answer[-1])
     return tuple(answer)
+
+
+def _ended(request: Request, answer: list[int]) -> bool:
+    if len(answer) >= request.max_tokens:
+        return True
+    return len(answer) > request.min_tokens and answer[-1] in request.stop_token_ids
 
 
 @dataclass(slots=True)
 class _Row:
     request: Request
     tables: dict[int, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
+    digests: list[bytes] = field(default_factory=list)
+    """What the first positions must hold, as far as they were asked for."""
     last: int = -1
 
 
@@ -59,15 +69,19 @@ class OracleRunner:
     def __init__(
         self, *, blocks: int, block_size: int, groups: int = 1, vocabulary: int = 97
     ) -> None:
+        self.vocabulary = vocabulary
         self._size = block_size
         self._groups = groups
-        self._vocabulary = vocabulary
-        self._cells: list[list[bytes | None]] = [[None] * block_size for _ in range(blocks)]
+        self._cells: list[list[Cell | None]] = [[None] * block_size for _ in range(blocks)]
         self._rows: dict[int, _Row] = {}
-        self.failing: frozenset[str] = frozenset()
-        """Requests whose rows fail when they sample."""
+        self.failing: Mapping[str, int] = {}
+        """Requests whose rows fail, each from the first span on that reaches beyond a position."""
 
     def execute(self, plan: StepPlan) -> StepResult:
+        """Carry out one plan.
+
+        Raises  WrongContent if a span would read a cell that holds anything but its own past.
+        """
         for bind in plan.binds:
             self._rows[bind.row] = _Row(bind.request)
         for write in plan.writes:
@@ -84,30 +98,35 @@ class OracleRunner:
         if len(tokens) < span.stop - span.start:
             tokens = (*tokens, row.last)
         assert len(tokens) == span.stop - span.start, f"row {span.row}: {len(tokens)} tokens"
-        cell = ROOT
+        last = ROOT
         for group in range(self._groups):
-            cell = self._read(row, group, span.start)
+            last = self._read(row, group, span.start)
             for position, token in enumerate(tokens, span.start):
-                cell = digest(cell, token)
+                last = digest(last, token)
                 block = row.tables[group][position // self._size]
-                self._cells[block][position % self._size] = cell
-        if not span.samples:
-            return None
-        if row.request.id in self.failing:
+                self._cells[block][position % self._size] = (row.request.salt, group, last)
+        if span.samples:
+            row.last = draw(last, self.vocabulary)
+        if span.stop > self.failing.get(row.request.id, span.stop):
             return RowFailed(span.row, "the oracle was told to fail this row")
-        row.last = draw(cell, self._vocabulary)
-        return Sampled(span.row, row.last, 0.0)
+        return Sampled(span.row, row.last, 0.0) if span.samples else None
 
     def _read(self, row: _Row, group: int, stop: int) -> bytes:
-        """The cell before position `stop`; every cell below is checked against the known tokens."""
-        cell = ROOT
-        known = (*row.request.prompt, *row.request.emitted)
-        for position in range(stop):
-            held = self._cells[row.tables[group][position // self._size]][position % self._size]
-            if position < len(known):
-                cell = digest(cell, known[position])
-            else:  # an answer token: it can only be what the cell before it draws
-                cell = digest(cell, draw(cell, self._vocabulary))
-            if held != cell:
+        """The digest before position `stop`; every cell below it is checked."""
+        self._know(row, stop)
+        for position, held in enumerate(row.digests[:stop]):
+            block = row.tables[group][position // self._size]
+            if self._cells[block][position % self._size] != (row.request.salt, group, held):
                 raise WrongContent(f"{row.request.id}: position {position} in group {group}")
-        return cell
+        return row.digests[stop - 1] if stop else ROOT
+
+    def _know(self, row: _Row, upto: int) -> None:
+        """Extend the digests of `row` to every position below `upto`.
+
+        An answer token can only be what the tokens before it draw.
+        """
+        known = (*row.request.prompt, *row.request.emitted)
+        while (position := len(row.digests)) < upto:
+            last = row.digests[-1] if row.digests else ROOT
+            token = known[position] if position < len(known) else draw(last, self.vocabulary)
+            row.digests.append(digest(last, token))

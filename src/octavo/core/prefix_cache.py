@@ -42,7 +42,7 @@ class Context:
         """Tagged, length-prefixed fields: no two contexts share an encoding."""
         fields = [(b"m", self.model), (b"l", self.layout), (b"a", self.adapter), (b"s", self.salt)]
         fields += [(b"t", digest) for digest in self.attachments]
-        encoded = [(tag, value.encode()) for tag, value in fields]
+        encoded = [(tag, value.encode("utf-8", "surrogatepass")) for tag, value in fields]
         return b"".join(tag + struct.pack("<Q", len(value)) + value for tag, value in encoded)
 
 

@@ -1,0 +1,228 @@
+"""Serving: a scheduler and the oracle, with plans in flight between them, audited at every step."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from random import Random
+
+from octavo.core.block_manager import BlockManager
+from octavo.core.budget import Limits
+from octavo.core.events import Decision, Event, Finished, Preempted, Refused, Token
+from octavo.core.invariants import check
+from octavo.core.plan import StepPlan
+from octavo.core.prefix_cache import Context, HashFunction, PrefixCache, sha256
+from octavo.core.request import Request
+from octavo.core.scheduler import Scheduler
+from octavo.simulate.oracle import OracleRunner, answer_alone
+
+
+def constant_hash(content: bytes) -> bytes:
+    """The worst hash there is: every key is the same."""
+    return b"same"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """Sizes of one engine."""
+
+    blocks: int = 64
+    block_size: int = 4
+    groups: int = 1
+    sequences: int = 8
+    tokens: int = 64
+    watermark_blocks: int = 1
+    waiting: int | None = None
+    depth: int = 1
+    cached: bool = True
+    hash_function: HashFunction = sha256
+    vocabulary: int = 97
+
+    def manager(self) -> BlockManager:
+        cache = None
+        if self.cached:
+            cache = PrefixCache(
+                block_size=self.block_size, groups=self.groups, hash_function=self.hash_function
+            )
+        return BlockManager(
+            blocks=self.blocks, block_size=self.block_size, groups=self.groups, cache=cache
+        )
+
+    def limits(self) -> Limits:
+        return Limits(
+            sequences=self.sequences,
+            tokens=self.tokens,
+            watermark_blocks=self.watermark_blocks,
+            waiting=self.waiting,
+        )
+
+    def oracle(self) -> OracleRunner:
+        return OracleRunner(
+            blocks=self.blocks,
+            block_size=self.block_size,
+            groups=self.groups,
+            vocabulary=self.vocabulary,
+        )
+
+
+def random_setup(random: Random) -> Setup:
+    """Small, so that pools run dry, budgets end and prefixes are evicted all the time."""
+    return Setup(
+        blocks=random.randint(3, 30),
+        block_size=random.choice([1, 2, 4]),
+        groups=random.choice([1, 1, 2]),
+        sequences=random.randint(1, 6),
+        tokens=random.randint(1, 20),
+        watermark_blocks=random.randint(0, 2),
+        depth=random.randint(1, 3),
+        cached=random.random() < 0.8,
+        hash_function=random.choice([sha256, sha256, constant_hash]),
+        vocabulary=random.choice([3, 97]),
+    )
+
+
+def random_request(random: Random, name: str) -> Request:
+    """Of few different beginnings, so that prefixes meet."""
+    start = random.choice([[1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 9, 9], [5]])
+    prompt = start[: random.randint(1, 8)] + random.choices(range(6), k=random.randint(0, 8))
+    return Request(
+        id=name,
+        prompt=tuple(prompt),
+        max_tokens=random.randint(1, 12),
+        min_tokens=random.randint(0, 3),
+        stop_token_ids=frozenset(random.choices(range(97), k=random.randint(0, 2))),
+        priority=random.choice([0, 0, 0, 1, -1]),
+        salt=random.choice(["", "", "other"]),
+        use_cache=random.random() < 0.9,
+    )
+
+
+@dataclass(slots=True)
+class Serving:
+    """Drives a scheduler as an engine does: plans go to the oracle in order, `depth` ahead."""
+
+    setup: Setup = field(default_factory=Setup)
+    scheduler: Scheduler = field(init=False)
+    oracle: OracleRunner = field(init=False)
+    in_flight: deque[StepPlan] = field(default_factory=deque)
+    plans: list[StepPlan] = field(default_factory=list)
+    requests: dict[str, Request] = field(default_factory=dict)
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    endings: dict[str, Finished | Refused] = field(default_factory=dict)
+    now: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.scheduler = Scheduler(
+            self.setup.manager(), self.setup.limits(), context=Context(model="oracle")
+        )
+        self.oracle = self.setup.oracle()
+
+    @property
+    def decisions(self) -> list[Decision]:
+        return [decision for plan in self.plans for decision in plan.decisions]
+
+    def of(self, kind: type, request_id: str | None = None) -> list[Decision]:
+        """Every decision of one kind so far."""
+        return [
+            decision
+            for decision in self.decisions
+            if isinstance(decision, kind) and request_id in (None, decision.request_id)
+        ]
+
+    def submit(self, *requests: Request) -> None:
+        for request in requests:
+            self.requests[request.id] = request
+            self.tokens[request.id] = list(request.emitted)
+            self._take(self.scheduler.submit(request, self.now))
+            check(self.scheduler)
+
+    def cancel(self, request_id: str) -> None:
+        self._take(self.scheduler.cancel(request_id, self.now))
+        check(self.scheduler)
+
+    def launch(self) -> StepPlan | None:
+        """Plan one step and put it in flight."""
+        self.now += 1
+        plan = self.scheduler.plan(self.now)
+        check(self.scheduler)
+        if plan is not None:
+            self._audit(plan)
+            self.plans.append(plan)
+            self.in_flight.append(plan)
+        return plan
+
+    def land(self) -> None:
+        """Carry out and commit the oldest plan in flight."""
+        plan = self.in_flight.popleft()
+        self._take(self.scheduler.commit(plan, self.oracle.execute(plan), self.now))
+        check(self.scheduler)
+
+    def step(self) -> StepPlan | None:
+        plan = self.launch()
+        assert plan is not None or self.in_flight or self.scheduler.idle, "nothing can move"
+        if self.in_flight and (plan is None or len(self.in_flight) >= self.setup.depth):
+            self.land()
+        return plan
+
+    def finish(self) -> None:
+        """Run until nothing is left, within the steps that suffice if all were served in turn."""
+        preemptions = 2 + self.setup.blocks.bit_length()
+        before = {sequence.id: sequence.preemptions for sequence in self.live}
+        work = sum(len(r.prompt) + r.max_tokens for r in map(self._request, before))
+        bound = (1 + preemptions) * (work + self.setup.depth) + 2 * self.setup.depth
+        seen = list(self.live)
+        while not self.scheduler.idle:
+            assert bound > 0, f"{self.scheduler.running} and {self.scheduler.waiting} go on"
+            bound -= 1
+            self.step()
+        for sequence in seen:
+            assert sequence.preemptions - before[sequence.id] <= preemptions, sequence.id
+        self.assert_at_rest()
+
+    @property
+    def live(self) -> tuple:
+        return (*self.scheduler.running, *self.scheduler.waiting)
+
+    def assert_at_rest(self) -> None:
+        pool = self.scheduler.manager.pool
+        assert pool.available == pool.total
+        assert self.endings.keys() == self.requests.keys()
+        for request in self.requests.values():
+            self.assert_answer(request)
+
+    def assert_answer(self, request: Request) -> None:
+        """What was sent is what `request` gets alone: all of it, or a head if it was cut off."""
+        ending, sent = self.endings[request.id], tuple(self.tokens[request.id])
+        alone = answer_alone(request, self.setup.vocabulary)
+        if isinstance(ending, Finished) and ending.reason in ("stop", "length"):
+            assert sent == alone
+            assert ending.receipt.completion_tokens == len(sent)
+            assert ending.receipt.prompt_tokens == len(request.prompt)
+            assert (ending.stop_id is not None) == (ending.reason == "stop")
+        else:
+            assert sent == alone[: len(sent)]
+
+    def _request(self, request_id: str) -> Request:
+        return self.requests[request_id]
+
+    def _take(self, events: tuple[Event, ...]) -> None:
+        for event in events:
+            assert event.request_id not in self.endings, "an event after the terminal one"
+            if isinstance(event, Token):
+                sent = self.tokens[event.request_id]
+                assert event.index == len(sent), "an answer with a gap or a repeat"
+                sent.append(event.token)
+            else:
+                self.endings[event.request_id] = event
+
+    def _audit(self, plan: StepPlan) -> None:
+        """A plan keeps to the limits, and names only sequences that own what it needs."""
+        limits, rows = self.scheduler.limits, {s.row: s for s in self.scheduler.running}
+        assert sum(span.stop - span.start for span in plan.spans) <= limits.tokens
+        assert len({span.row for span in plan.spans}) == len(plan.spans) <= limits.sequences
+        for span in plan.spans:
+            for table in rows[span.row].tables:
+                assert span.start < span.stop <= len(table) * self.setup.block_size
+        served = {rows[span.row].id for span in plan.spans}
+        for decision in plan.decisions:
+            if isinstance(decision, Preempted):
+                assert decision.beneficiary in served, "preempted for one who is not served"
+                assert decision.request_id not in served

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from octavo.errors import ConfigError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -9,12 +11,21 @@ class Limits:
 
     `watermark_blocks` stay available when a sequence is admitted beside others, so that those can
     grow for a while before anyone must be preempted.
+
+    Raises  ConfigError for limits under which nothing could ever run.
     """
 
     sequences: int
     tokens: int
     waiting: int | None = None
     watermark_blocks: int = 1
+
+    def __post_init__(self) -> None:
+        least_of = {"sequences": 1, "tokens": 1, "waiting": 1, "watermark_blocks": 0}
+        for name, least in least_of.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"{name} is {value}: it must be at least {least}", param=name)
 
 
 class Budget:

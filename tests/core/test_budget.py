@@ -1,0 +1,24 @@
+"""Tokens of a step are handed out until they are gone; limits that stop everything are refused."""
+
+import pytest
+
+from octavo.core.budget import Budget, Limits
+from octavo.errors import ConfigError
+
+
+def test_a_grant_is_what_is_asked_or_what_is_left() -> None:
+    budget = Budget(10)
+    assert [budget.grant(demand) for demand in (4, 0, 9, 1)] == [4, 0, 6, 0]
+    budget.refund(3)
+    assert budget.grant(5) == 3
+    assert budget.left == 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"sequences": 0}, {"tokens": 0}, {"tokens": -5}, {"waiting": 0}, {"watermark_blocks": -1}],
+)
+def test_limits_under_which_nothing_could_run_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=r"is -?\d: it must be at least") as caught:
+        Limits(**{"sequences": 4, "tokens": 16, **wrong})
+    assert caught.value.param == next(iter(wrong))

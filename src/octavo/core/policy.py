@@ -42,4 +42,5 @@ def headroom(sequence: Sequence, *, watermark: int, alone: bool, blocks: int) ->
     Doubles with each preemption it has suffered, so that the number of preemptions of one request
     is bounded by the logarithm of the pool. Nothing is held back from a sequence that runs alone.
     """
-    return 0 if alone else min(watermark << sequence.preemptions, blocks)
+    least = max(watermark, 1) if sequence.preemptions else watermark
+    return 0 if alone else min(least << sequence.preemptions, blocks)

@@ -4,6 +4,8 @@ It stands over the pool (who is free), the tables (which block holds which posit
 cache (which content can be shared). Every call covers what is asked or changes nothing.
 """
 
+from collections import Counter
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import chain
 
@@ -59,12 +61,26 @@ class BlockManager:
         Returns  Shortage if fewer than `headroom` blocks would stay available. Nothing has changed.
         Keeps    at least one position is left to compute; a shared block is never written to.
         """
+        found, copied, short = self._fit(sequence, headroom, frozenset())
+        return Shortage(short) if short else self._adopt(sequence, row, found, copied)
+
+    def missing(
+        self, sequence: Sequence, *, headroom: int, leaving: Collection[Sequence] = ()
+    ) -> int:
+        """How many blocks `admit` would be short of, had the `leaving` released theirs."""
+        _, _, short = self._fit(sequence, headroom, self._freed(leaving))
+        return short
+
+    def _fit(
+        self, sequence: Sequence, headroom: int, freed: Collection[int]
+    ) -> tuple[int, int, int]:
+        """(blocks found, of those to copy, blocks missing), were the `freed` available too."""
         found, copied = self._find(sequence)
-        short = self._shortage(sequence, found, copied, headroom)
+        short = self._shortage(sequence, found, copied, headroom, freed)
         if short and copied:  # the copy needs one block more than computing that block again
             found, copied = found - 1, 0
-            short = self._shortage(sequence, found, copied, headroom)
-        return Shortage(short) if short else self._adopt(sequence, row, found, copied)
+            short = self._shortage(sequence, found, copied, headroom, freed)
+        return found, copied, short
 
     def _find(self, sequence: Sequence) -> tuple[int, int]:
         """How many leading blocks the cache holds, and how many of those must be copied.
@@ -78,15 +94,26 @@ class BlockManager:
         found = self._cache.match(sequence.prefixes, length // self.block_size)
         return found, int(found > 0 and found * self.block_size == length)
 
-    def _shortage(self, sequence: Sequence, found: int, copied: int, headroom: int) -> int:
+    def _shortage(
+        self, sequence: Sequence, found: int, copied: int, headroom: int, freed: Collection[int]
+    ) -> int:
         """How many blocks are missing to admit with these hits; 0 if none."""
         needed = self.blocks_for(len(sequence.tokens)) - self.groups * (found - copied)
         revived = sum(
-            self.pool.is_cached(block)
+            self.pool.is_cached(block) or block in freed
             for node in sequence.prefixes[:found]
             for block in node.blocks
         )
-        return max(0, headroom + needed + revived - self.pool.available)
+        return max(0, headroom + needed + revived - self.pool.available - len(freed))
+
+    def _freed(self, leaving: Iterable[Sequence]) -> frozenset[int]:
+        """The blocks that nobody but the `leaving` owns."""
+        held = Counter(
+            block for sequence in leaving for table in sequence.tables for block in table.blocks
+        )
+        return frozenset(
+            block for block, owners in held.items() if owners == self.pool.references(block)
+        )
 
     def _adopt(self, sequence: Sequence, row: int, found: int, copied: int) -> Admission:
         shared = found - copied
@@ -161,19 +188,13 @@ class BlockManager:
     def release(self, sequence: Sequence) -> int:
         """Give back every block of the sequence; returns how many are available again.
 
-        The tail goes first, so that it is evicted before the head that more prompts share.
+        The tail goes first, in every group: it is evicted before the head that more prompts share.
         """
         before = self.pool.available
-        for table in sequence.tables:
-            for block in reversed(table.clear()):
-                self.pool.release(block, keep=self._publishes(block))
+        entries = zip(*(table.clear() for table in sequence.tables), strict=True)
+        for block in chain.from_iterable(reversed(list(entries))):
+            self.pool.release(block, keep=self._publishes(block))
         return self.pool.available - before
-
-    def reclaimable(self, sequence: Sequence) -> int:
-        """How many blocks would become available if the sequence gave up its own."""
-        return sum(
-            self.pool.references(block) == 1 for table in sequence.tables for block in table.blocks
-        )
 
     def _publishes(self, block: int) -> bool:
         return self._cache is not None and self._cache.publishes(block)

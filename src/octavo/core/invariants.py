@@ -48,7 +48,7 @@ def _check_sequences(scheduler: Scheduler) -> None:
             assert len(table) >= ceil_div(covered, size), f"{sequence.id}: table too short"
             assert len(table) <= ceil_div(sequence.length, size), f"{sequence.id}: table too long"
             assert len(set(table.blocks)) == len(table), f"{sequence.id}: a block stands twice"
-        _check_writable(scheduler, sequence.tables[0].blocks, sequence.computed)
+            _check_writable(scheduler, table.blocks, sequence.computed)
     for sequence in scheduler.waiting:
         assert sequence.state is State.WAITING
         assert sequence.row == NO_ROW

@@ -8,7 +8,9 @@ Four calls change state: submit, cancel, plan, commit. None reads a clock or doe
 may be in flight; they are committed in the order in which they were made.
 """
 
+from bisect import insort
 from collections import deque
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 from octavo.core import policy
@@ -171,12 +173,19 @@ class Scheduler:
     # --- submit
 
     def _refusal(self, request: Request) -> Refused | None:
+        if not request.prompt:
+            return Refused(request.id, "prompt", "the prompt is empty: send at least one token")
+        if request.max_tokens < 1:
+            return Refused(
+                request.id, "max_tokens", f"max_tokens is {request.max_tokens}: ask for 1 or more"
+            )
         needed = self.manager.blocks_for(len(request.prompt) + request.max_tokens - 1)
         if needed > self.manager.pool.total:
             return Refused(
                 request.id,
                 "blocks",
-                f"prompt and answer need {needed} KV blocks, the pool has {self.manager.pool.total}",
+                f"prompt and answer need {needed} KV blocks,"
+                f" the pool has {self.manager.pool.total}",
             )
         if self.limits.waiting is not None and len(self._waiting) >= self.limits.waiting:
             return Refused(request.id, "waiting", f"{len(self._waiting)} requests wait already")
@@ -191,8 +200,7 @@ class Scheduler:
         )
 
     def _queue(self, sequence: Sequence) -> None:
-        self._waiting.append(sequence)
-        self._waiting.sort(key=lambda waiting: waiting.rank)
+        insort(self._waiting, sequence, key=lambda waiting: waiting.rank)
 
     # --- plan
 
@@ -256,38 +264,43 @@ class Scheduler:
             return Deferred(sequence.id, "in_flight", sequence.promised)
         if draft.budget.left == 0:
             return Deferred(sequence.id, "tokens", sequence.demand)
-        if not self._rows and not self._make_way(sequence, 0, draft):
-            return Deferred(sequence.id, "rows", 1)
-        admission = self._try_blocks(sequence)
-        if isinstance(admission, Shortage) and self._make_way(sequence, admission.blocks, draft):
-            admission = self._try_blocks(sequence)
-        if isinstance(admission, Shortage):
-            return Deferred(sequence.id, "blocks", admission.blocks)
+        victims = self._victims(sequence)
+        if victims is None:
+            return self._short_of_room(sequence)
+        for victim in victims:
+            self._preempt(victim, sequence, draft)
+        headroom = self._headroom(sequence, ())
+        admission = self.manager.admit(sequence, self._rows[-1], headroom=headroom)
+        assert not isinstance(admission, Shortage), "counted before"
         self._start(sequence, admission, draft, now)
         return None
 
-    def _try_blocks(self, sequence: Sequence) -> Admission | Shortage:
-        headroom = policy.headroom(
+    def _victims(self, sequence: Sequence) -> list[Sequence] | None:
+        """Who must yield a row or blocks for `sequence` to start; None if that would not do."""
+        lower = policy.yielding_to(sequence, self._running)
+        for count in range(len(lower) + 1):
+            victims = lower[:count]
+            if (self._rows or victims) and not self._missing(sequence, victims):
+                return victims
+        return None
+
+    def _short_of_room(self, sequence: Sequence) -> Deferred:
+        missing = self._missing(sequence, ())
+        if missing:
+            return Deferred(sequence.id, "blocks", missing)
+        return Deferred(sequence.id, "rows", 1)
+
+    def _missing(self, sequence: Sequence, leaving: Items[Sequence]) -> int:
+        headroom = self._headroom(sequence, leaving)
+        return self.manager.missing(sequence, headroom=headroom, leaving=leaving)
+
+    def _headroom(self, sequence: Sequence, leaving: Items[Sequence]) -> int:
+        return policy.headroom(
             sequence,
             watermark=self.limits.watermark_blocks,
-            alone=not self._running,
+            alone=len(self._running) == len(leaving),
             blocks=self.manager.pool.total,
         )
-        return self.manager.admit(sequence, self._rows[-1], headroom=headroom)
-
-    def _make_way(self, sequence: Sequence, blocks: int, draft: _Draft) -> bool:
-        """Preempt lower priorities for a row and `blocks` more blocks; or touch nobody."""
-        victims: list[Sequence] = []
-        for candidate in policy.yielding_to(sequence, self._running):
-            victims.append(candidate)
-            blocks -= self.manager.reclaimable(candidate)
-            if blocks <= 0:
-                break
-        if blocks > 0 or not victims:
-            return False
-        for victim in victims:
-            self._preempt(victim, sequence, draft)
-        return True
 
     def _start(self, sequence: Sequence, admission: Admission, draft: _Draft, now: float) -> None:
         resumed = sequence.preemptions > 0

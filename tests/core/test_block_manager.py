@@ -1,0 +1,281 @@
+"""The manager covers a sequence or changes nothing, and shares only what it may."""
+
+from itertools import count
+from types import SimpleNamespace
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.core.serving import constant_hash
+
+from octavo.core.block_manager import Admission, BlockManager, Reservation
+from octavo.core.block_pool import Shortage
+from octavo.core.invariants import check
+from octavo.core.plan import TableWrite
+from octavo.core.prefix_cache import Context, PrefixCache, sha256
+from octavo.core.request import Request
+from octavo.core.sequence import Sequence
+from octavo.units import ceil_div
+
+
+def manager_of(blocks: int, size: int = 4, groups: int = 1) -> BlockManager:
+    cache = PrefixCache(block_size=size, groups=groups)
+    return BlockManager(blocks=blocks, block_size=size, groups=groups, cache=cache)
+
+
+def sequence_of(
+    manager: BlockManager, *tokens: int, salt: str = "", use_cache: bool = True
+) -> Sequence:
+    return Sequence(
+        Request(id="s", prompt=tokens, max_tokens=99, use_cache=use_cache),
+        order=0,
+        context=Context(salt=salt),
+        block_size=manager.block_size,
+        groups=manager.groups,
+        now=0.0,
+    )
+
+
+def admitted(manager: BlockManager, sequence: Sequence, headroom: int = 0) -> Admission:
+    admission = manager.admit(sequence, 0, headroom=headroom)
+    assert isinstance(admission, Admission)
+    sequence.admit(row=0, cached=admission.cached_tokens, now=0.0)
+    return admission
+
+
+def computed(manager: BlockManager, sequence: Sequence) -> None:
+    sequence.computed = sequence.scheduled = len(sequence.tokens)
+    manager.seal(sequence)
+
+
+def warm(manager: BlockManager, *tokens: int, salt: str = "") -> None:
+    """Leave `tokens` in the prefix cache, unowned."""
+    sequence = sequence_of(manager, *tokens, salt=salt)
+    admitted(manager, sequence)
+    computed(manager, sequence)
+    manager.release(sequence)
+
+
+def test_nothing_changes_when_blocks_are_short() -> None:
+    manager = manager_of(4)
+    warm(manager, *range(8))
+    before = (manager.pool.states(), manager.pool.available)
+    sequence = sequence_of(manager, *range(8), 20, 21, 22, 23, 24, 25, 26, 27, 28)
+    assert manager.admit(sequence, 0, headroom=0) == Shortage(1)
+    assert manager.missing(sequence, headroom=2) == 3
+    assert (manager.pool.states(), manager.pool.available) == before
+    assert not sequence.tables[0].blocks
+
+
+def test_headroom_counts_what_stays_available() -> None:
+    manager = manager_of(4)
+    sequence = sequence_of(manager, *range(8))
+    assert manager.admit(sequence, 0, headroom=3) == Shortage(1)
+    assert admitted(manager, sequence, headroom=2).blocks_allocated == 2
+
+
+def test_a_hit_on_a_cached_block_takes_it_from_what_is_available() -> None:
+    manager = manager_of(3)
+    warm(manager, *range(8))
+    sequence = sequence_of(manager, *range(8), 9)
+    assert manager.admit(sequence, 0, headroom=1) == Shortage(1)
+    admission = admitted(manager, sequence)
+    assert (admission.cached_tokens, admission.blocks_found) == (8, 2)
+    assert admission.evicted == ()
+
+
+def test_a_full_hit_copies_the_block_of_its_last_position() -> None:
+    manager = manager_of(6)
+    warm(manager, *range(8))
+    sequence = sequence_of(manager, *range(8))
+    admission = admitted(manager, sequence)
+    (copy,) = admission.copies
+    assert admission.cached_tokens == 7
+    assert copy.target == sequence.tables[0][1] != copy.source
+    assert manager.cache is not None
+    assert manager.cache.publishes(copy.source)
+    assert not manager.cache.publishes(copy.target)
+
+
+def test_a_full_hit_without_room_for_a_copy_computes_the_last_block_again() -> None:
+    manager = manager_of(2)
+    warm(manager, *range(8))
+    admission = admitted(manager, sequence_of(manager, *range(8)))
+    assert (admission.cached_tokens, admission.copies) == (4, ())
+
+
+def test_another_salt_hits_nothing() -> None:
+    manager = manager_of(8)
+    warm(manager, *range(9), salt="one")
+    assert admitted(manager, sequence_of(manager, *range(9), salt="two")).cached_tokens == 0
+    assert admitted(manager, sequence_of(manager, *range(9), salt="one")).cached_tokens == 8
+
+
+def test_the_tail_of_a_prefix_is_evicted_before_its_head_in_every_group() -> None:
+    manager = manager_of(8, groups=2)
+    warm(manager, *range(16))
+    other = sequence_of(manager, *range(100, 104))
+    admitted(manager, other)
+    assert manager.missing(sequence_of(manager, *range(13)), headroom=0) == 2
+    manager.release(other)
+    assert admitted(manager, sequence_of(manager, *range(13))).cached_tokens == 12
+
+
+def test_missing_knows_what_leaving_sequences_would_give_back() -> None:
+    """Blocks that two of them share, and blocks that the newcomer would share, count right."""
+    manager = manager_of(6)
+    warm(manager, *range(8))
+    first = sequence_of(manager, *range(8), 20, 21)
+    second = sequence_of(manager, *range(8), 30, 31)
+    for sequence in (first, second):
+        admitted(manager, sequence)
+    stranger = sequence_of(manager, *range(50, 74))
+    assert manager.missing(stranger, headroom=0) == 4
+    assert manager.missing(stranger, headroom=0, leaving=[first]) == 3
+    assert manager.missing(stranger, headroom=0, leaving=[first, second]) == 0
+    heir = sequence_of(manager, *range(8), *range(50, 66))
+    assert manager.missing(heir, headroom=0, leaving=[first, second]) == 0
+    assert manager.missing(heir, headroom=1, leaving=[first, second]) == 1
+
+
+def test_reserve_says_only_what_changed() -> None:
+    manager = manager_of(3, groups=1)
+    sequence = sequence_of(manager, *range(4))
+    admitted(manager, sequence)
+    assert manager.reserve(sequence, 4) == Reservation((), ())
+    (first,) = sequence.tables[0].blocks
+    reservation = manager.reserve(sequence, 9)
+    assert isinstance(reservation, Reservation)
+    blocks = sequence.tables[0].blocks
+    assert reservation.writes == (TableWrite(0, 0, 1, blocks[1:]),)
+    assert blocks[0] == first
+    assert manager.reserve(sequence, 13) == Shortage(1)
+    assert sequence.tables[0].blocks == blocks
+
+
+def test_a_request_that_opts_out_neither_finds_nor_leaves_anything() -> None:
+    manager = manager_of(8)
+    warm(manager, *range(8))
+    private = sequence_of(manager, *range(8), 60, 61, 62, 63, use_cache=False)
+    assert admitted(manager, private).cached_tokens == 0
+    computed(manager, private)
+    manager.release(private)
+    assert manager.pool.cached == 2
+
+
+class ManagerMachine(RuleBasedStateMachine):
+    """Sequences come, grow and go; cells know which tokens they were computed from."""
+
+    @initialize(
+        blocks=st.integers(1, 16),
+        size=st.sampled_from([1, 2, 3]),
+        groups=st.sampled_from([1, 2]),
+        hash_function=st.sampled_from([sha256, constant_hash]),
+    )
+    def open(self, blocks: int, size: int, groups: int, hash_function: object) -> None:
+        cache = PrefixCache(block_size=size, groups=groups, hash_function=hash_function)
+        self.manager = BlockManager(blocks=blocks, block_size=size, groups=groups, cache=cache)
+        self.cells: dict[tuple[int, int], tuple] = {}
+        self.running: list[Sequence] = []
+        self.rows = count()
+
+    @rule(
+        head=st.integers(0, 6),
+        tail=st.lists(st.integers(0, 2), min_size=1, max_size=5),
+        salt=st.sampled_from(["", "other"]),
+        use_cache=st.booleans(),
+        headroom=st.integers(0, 3),
+    )
+    def admit(self, head: int, tail: list[int], salt: str, use_cache: bool, headroom: int) -> None:
+        tokens = (*range(1, head + 1), *tail)
+        sequence = sequence_of(self.manager, *tokens, salt=salt, use_cache=use_cache)
+        missing = self.manager.missing(sequence, headroom=headroom)
+        row = next(self.rows)
+        admission = self.manager.admit(sequence, row, headroom=headroom)
+        if isinstance(admission, Shortage):
+            assert admission.blocks == missing > 0
+            return
+        assert missing == 0
+        assert self.manager.pool.available >= headroom
+        assert admission.cached_tokens < len(tokens)
+        sequence.admit(row=row, cached=admission.cached_tokens, now=0.0)
+        self.running.append(sequence)
+        for copy in admission.copies:
+            for offset in range(self.manager.block_size):
+                self.cells[copy.target, offset] = self.cells[copy.source, offset]
+        self.covers(sequence, len(tokens))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), share=st.floats(0.1, 1))
+    def compute(self, data: st.DataObject, share: float) -> None:
+        sequence = data.draw(st.sampled_from(self.running))
+        start, length = sequence.computed, len(sequence.tokens)
+        stop = start + max(1, int((length - start) * share))
+        for group, table in enumerate(sequence.tables):
+            for position in range(start):
+                assert self.cell(table, position) == self.content(sequence, group, position)
+            for position in range(start, stop):
+                place = (table[position // self.manager.block_size], self.offset(position))
+                self.cells[place] = self.content(sequence, group, position)
+        sequence.computed = sequence.scheduled = stop
+        self.manager.seal(sequence)
+        if stop == length:
+            self.grow(sequence, data.draw(st.integers(0, 2)))
+
+    def grow(self, sequence: Sequence, token: int) -> None:
+        upto = len(sequence.tokens) + 1
+        blocks = self.manager.blocks_for(upto) - self.manager.blocks_for(upto - 1)
+        available = self.manager.pool.available
+        reservation = self.manager.reserve(sequence, upto)
+        if isinstance(reservation, Shortage):
+            assert reservation.blocks == blocks - available
+            self.release(sequence)
+            return
+        sequence.tokens.append(token)
+        self.covers(sequence, upto)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        self.release(data.draw(st.sampled_from(self.running)))
+
+    def release(self, sequence: Sequence) -> None:
+        freed = self.manager._freed([sequence])
+        assert self.manager.release(sequence) == len(freed)
+        self.running.remove(sequence)
+
+    def covers(self, sequence: Sequence, length: int) -> None:
+        for table in sequence.tables:
+            assert len(table) == ceil_div(length, self.manager.block_size)
+
+    def content(self, sequence: Sequence, group: int, position: int) -> tuple:
+        return (sequence.context.salt, group, tuple(sequence.tokens[: position + 1]))
+
+    def cell(self, table: object, position: int) -> tuple:
+        return self.cells[table[position // self.manager.block_size], self.offset(position)]
+
+    def offset(self, position: int) -> int:
+        return position % self.manager.block_size
+
+    @invariant()
+    def the_books_balance(self) -> None:
+        if hasattr(self, "manager"):
+            limits = SimpleNamespace(sequences=10**6)
+            check(
+                SimpleNamespace(
+                    manager=self.manager, running=self.running, waiting=(), limits=limits
+                )
+            )
+
+    @invariant()
+    def what_is_published_is_what_its_prefix_says(self) -> None:
+        if not hasattr(self, "manager"):
+            return
+        for block, (node, group) in self.manager.cache.published().items():
+            held = [self.cells[block, offset] for offset in range(self.manager.block_size)]
+            assert tuple(cell[2][-1] for cell in held) == node.tokens
+            assert {cell[1] for cell in held} == {group}
+
+
+TestManager = ManagerMachine.TestCase
+TestManager.settings = settings(max_examples=settings.default.max_examples // 4)

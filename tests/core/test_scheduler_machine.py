@@ -1,0 +1,123 @@
+"""Any engine, any traffic: the books balance and every request gets the answer it gets alone."""
+
+import os
+from dataclasses import replace
+from random import Random
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from tests.core.serving import Serving, Setup, constant_hash, random_request, random_setup
+
+from octavo.core.prefix_cache import sha256
+from octavo.core.request import Request
+from octavo.simulate.oracle import answer_alone
+
+RUNS = int(os.environ.get("OCTAVO_TEST_RUNS", "300"))
+
+SETUPS = st.builds(
+    Setup,
+    blocks=st.integers(3, 24),
+    block_size=st.sampled_from([1, 2, 4]),
+    groups=st.sampled_from([1, 2]),
+    sequences=st.integers(1, 5),
+    tokens=st.integers(1, 16),
+    watermark_blocks=st.integers(0, 2),
+    depth=st.integers(1, 3),
+    cached=st.booleans(),
+    hash_function=st.sampled_from([sha256, constant_hash]),
+    vocabulary=st.sampled_from([3, 97]),
+)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """`Serving` audits the books after every call; the end of a run must be reached."""
+
+    @initialize(setup=SETUPS)
+    def open(self, setup: Setup) -> None:
+        self.serving = Serving(setup)
+
+    @rule(
+        head=st.integers(0, 8),
+        tail=st.lists(st.integers(0, 3), min_size=1, max_size=8),
+        max_tokens=st.integers(1, 12),
+        min_tokens=st.integers(0, 3),
+        stops=st.frozensets(st.integers(0, 96), max_size=2),
+        priority=st.sampled_from([0, 0, -1, 1]),
+        salt=st.sampled_from(["", "other"]),
+        use_cache=st.booleans(),
+        emitted=st.integers(0, 3),
+    )
+    def submit(
+        self,
+        head: int,
+        tail: list[int],
+        max_tokens: int,
+        min_tokens: int,
+        stops: frozenset[int],
+        priority: int,
+        salt: str,
+        use_cache: bool,
+        emitted: int,
+    ) -> None:
+        prompt = tuple(range(1, head + 1)) + tuple(tail)
+        request = Request(
+            id=f"r{len(self.serving.requests)}",
+            prompt=prompt,
+            max_tokens=max_tokens,
+            min_tokens=min_tokens,
+            stop_token_ids=stops,
+            priority=priority,
+            salt=salt,
+            use_cache=use_cache,
+        )
+        self.serving.submit(restarted(request, emitted, self.serving.setup.vocabulary))
+
+    @precondition(lambda self: self.serving.live)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        live = [sequence.id for sequence in self.serving.live]
+        self.serving.cancel(data.draw(st.sampled_from(live)))
+
+    @precondition(lambda self: self.serving.live)
+    @rule(data=st.data(), position=st.integers(0, 20))
+    def fail(self, data: st.DataObject, position: int) -> None:
+        """From now on the work of one request fails; its neighbours do not notice."""
+        live = [sequence.id for sequence in self.serving.live]
+        name = data.draw(st.sampled_from(live))
+        self.serving.oracle.failing = {**self.serving.oracle.failing, name: position}
+
+    @rule(steps=st.integers(1, 5))
+    def step(self, steps: int) -> None:
+        for _ in range(steps):
+            self.serving.step()
+
+    def teardown(self) -> None:
+        if hasattr(self, "serving"):
+            self.serving.finish()
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(max_examples=settings.default.max_examples // 2)
+
+
+def restarted(request: Request, emitted: int, vocabulary: int) -> Request:
+    """The same request as a restarted engine sees it, when `emitted` tokens had been sent."""
+    return replace(request, emitted=answer_alone(request, vocabulary)[:emitted])
+
+
+def test_any_serving_gives_each_request_the_answer_it_gets_alone(seed: int) -> None:
+    """Long random runs, which reach further than the machine above."""
+    for run in range(RUNS):
+        random = Random(f"{seed} {run}")
+        serving = Serving(random_setup(random))
+        for number in range(random.randint(1, 12)):
+            serving.submit(random_request(random, f"r{number}"))
+            if random.random() < 0.2:
+                serving.cancel(f"r{random.randint(0, number)}")
+            if random.random() < 0.1:
+                name = f"r{random.randint(0, number)}"
+                serving.oracle.failing = {**serving.oracle.failing, name: random.randint(0, 20)}
+            for _ in range(random.randint(0, 6)):
+                serving.step()
+        serving.finish()

@@ -20,7 +20,7 @@ help:
 	@echo 'make test    set up and run every test'
 	@echo 'make build   build and install Octavo into $(VENV)'
 	@echo 'make lint    ruff and clang-format        make types   mypy --strict'
-	@echo 'make format  put the sources in order     make bench   tokens/s on a chat mix'
+	@echo 'make format  put the sources in order     make bench   BENCH="--workload FILE"'
 	@echo 'make clean   remove $(VENV) and build'
 
 serve: $(VENV)/.built

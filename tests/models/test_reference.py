@@ -339,7 +339,11 @@ class Hub:
         self.calls: list[dict[str, Any]] = []
         self.error: Exception | None = None
         errors = types.ModuleType("huggingface_hub.errors")
-        for name in ("RepositoryNotFoundError", "RevisionNotFoundError", "EntryNotFoundError"):
+        for name in (
+            "RepositoryNotFoundError",
+            "RevisionNotFoundError",
+            "RemoteEntryNotFoundError",
+        ):
             setattr(errors, name, type(name, (Exception,), {}))
         self.errors: Any = errors
         utils: Any = types.ModuleType("huggingface_hub.utils")
@@ -383,6 +387,15 @@ def test_errors_of_the_hub(hub: Hub) -> None:
         resolve_reference("hf:org/repo")
     hub.error = OSError(errno.ENOSPC, "No space left on device")
     with pytest.raises(DownloadError, match="no space left"):
+        resolve_reference("hf:org/repo")
+
+
+def test_no_network_to_the_real_hub_is_no_missing_model(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constants = pytest.importorskip("huggingface_hub.constants", reason="needs the extra hf")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(DownloadError, match="could not fetch hf:org/repo"):
         resolve_reference("hf:org/repo")
 
 

@@ -291,19 +291,24 @@ def _ask_hub(wanted: HubModel, home: Path, *, progress: bool) -> Path:
         if wanted.file:
             return Path(hub.hf_hub_download(filename=wanted.file, **place))
         return Path(hub.snapshot_download(allow_patterns=_HUB_PATTERNS, **place))
-    except (
-        errors.RepositoryNotFoundError,
-        errors.RevisionNotFoundError,
-        errors.EntryNotFoundError,
-    ) as error:
+    except _missing(errors) as error:
         raise ModelNotFound(f"hf:{wanted.repository}: {_first_line(error)}") from error
     except Exception as error:
         # The border to a foreign library: its errors, and those of the HTTP client below it.
         if isinstance(error, OSError) and error.errno in _STORAGE:
             raise
-        raise DownloadError(f"could not fetch hf:{wanted.repository}: {_first_line(error)}") from (
-            error
-        )
+        reason = _first_line(error)
+        raise DownloadError(f"could not fetch hf:{wanted.repository}: {reason}") from error
+
+
+def _missing(errors: Any) -> tuple[type[Exception], ...]:
+    """The hub's words for what it does not have; a file absent here, while the hub cannot be
+    reached, is `LocalEntryNotFoundError` and none of these."""
+    return (
+        errors.RepositoryNotFoundError,
+        errors.RevisionNotFoundError,
+        errors.RemoteEntryNotFoundError,
+    )
 
 
 def _stamped_path(stamp: Path) -> Path | None:

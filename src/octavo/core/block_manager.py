@@ -37,15 +37,26 @@ class Admission:
 
 
 class BlockManager:
-    """Symbols  G layer groups; each position needs one slot in one block of every group."""
+    """Each position of a sequence needs one slot in one block of every layer group.
+
+    With `slab_tokens` an admission reserves that many positions, however short the sequence is:
+    what an allocator of contiguous slabs would do, for comparison.
+    """
 
     def __init__(
-        self, *, blocks: int, block_size: int, groups: int = 1, cache: PrefixCache | None = None
+        self,
+        *,
+        blocks: int,
+        block_size: int,
+        groups: int = 1,
+        cache: PrefixCache | None = None,
+        slab_tokens: int = 0,
     ) -> None:
         self.pool = BlockPool(blocks)
         self.block_size = block_size
         self.groups = groups
         self._cache = cache
+        self._slab_tokens = slab_tokens
 
     @property
     def cache(self) -> PrefixCache | None:
@@ -98,13 +109,17 @@ class BlockManager:
         self, sequence: Sequence, found: int, copied: int, headroom: int, freed: Collection[int]
     ) -> int:
         """How many blocks are missing to admit with these hits; 0 if none."""
-        needed = self.blocks_for(len(sequence.tokens)) - self.groups * (found - copied)
+        needed = self.blocks_for(self._reserved(sequence)) - self.groups * (found - copied)
         revived = sum(
             self.pool.is_cached(block) or block in freed
             for node in sequence.prefixes[:found]
             for block in node.blocks
         )
         return max(0, headroom + needed + revived - self.pool.available - len(freed))
+
+    def _reserved(self, sequence: Sequence) -> int:
+        """How many positions an admission covers."""
+        return max(len(sequence.tokens), self._slab_tokens)
 
     def _freed(self, leaving: Iterable[Sequence]) -> frozenset[int]:
         """The blocks that nobody but the `leaving` owns."""
@@ -125,7 +140,7 @@ class BlockManager:
         evicted: list[int] = []
         for group, table in enumerate(sequence.tables):
             table.grow(tuple(blocks[group] for blocks in hits[:shared]))
-            taken = self.pool.take(table.missing(len(sequence.tokens)))
+            taken = self.pool.take(table.missing(self._reserved(sequence)))
             assert not isinstance(taken, Shortage), "counted before"
             evicted += taken.evicted
             copies += [

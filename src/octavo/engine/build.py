@@ -33,8 +33,10 @@ class Built:
     spec: ModelSpec
 
 
-def build(config: EngineConfig, *, progress: bool = True) -> Built:
+def build(config: EngineConfig, *, progress: bool = True, slab_tokens: int | None = None) -> Built:
     """Fetch the model if needed, size the pool, load the weights.
+
+    With `slab_tokens` each sequence gets a slab of that many tokens and shares nothing: a baseline.
 
     Raises   SetupError of any kind: the message says what to change.
     """
@@ -64,7 +66,7 @@ def build(config: EngineConfig, *, progress: bool = True) -> Built:
     )
     context = Context(model=spec.fingerprint, layout=f"{layout} {ops.name}")
     return Built(
-        engine=Engine(_scheduler(resolved, context), runner),
+        engine=Engine(_scheduler(resolved, context, slab_tokens), runner),
         door=Door(
             tokenizer,
             max_model_len=resolved.max_model_len,
@@ -76,10 +78,16 @@ def build(config: EngineConfig, *, progress: bool = True) -> Built:
     )
 
 
-def _scheduler(resolved: Resolved, context: Context) -> Scheduler:
+def _scheduler(resolved: Resolved, context: Context, slab_tokens: int | None) -> Scheduler:
     size, groups = resolved.block_size, resolved.groups
-    cache = PrefixCache(block_size=size, groups=groups) if resolved.enable_prefix_caching else None
-    manager = BlockManager(blocks=resolved.blocks, block_size=size, groups=groups, cache=cache)
+    sharing = resolved.enable_prefix_caching and slab_tokens is None
+    manager = BlockManager(
+        blocks=resolved.blocks,
+        block_size=size,
+        groups=groups,
+        cache=PrefixCache(block_size=size, groups=groups) if sharing else None,
+        slab_tokens=slab_tokens or 0,
+    )
     return Scheduler(manager, resolved.limits, context=context)
 
 

@@ -116,7 +116,13 @@ class EngineConfig:
     isa: str | None = _setting(
         None, "text", "instruction set of the kernels (default: the best this machine has)"
     )
-    seed: int = _setting(0, "whole", "seed of requests that bring none", low=0, high=(1 << 63) - 1)
+    seed: int | None = _setting(
+        None,
+        "whole",
+        "makes the seeds of requests that bring none repeatable (default: drawn afresh)",
+        low=0,
+        high=(1 << 63) - 1,
+    )
     log_level: LogLevel = _setting("info", "text", "how much is logged", choices=get_args(LogLevel))
 
     def __post_init__(self) -> None:

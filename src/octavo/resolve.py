@@ -67,7 +67,7 @@ class Resolved:
     enable_prefix_caching: bool
     threads: int
     isa: str | None
-    seed: int
+    seed: int | None
     free_bytes: int
     weights_bytes: int
     headroom_bytes: int

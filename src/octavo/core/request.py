@@ -8,7 +8,8 @@ class Sampling:
     """How the next token is drawn from the logits of one position.
 
     `temperature` 0, `top_k` 1 and `min_p` 1 all take the highest logit, the lowest id among
-    equals. `top_k` 0 is off. The draw is keyed by (`seed`, `branch`, position), never by who else is in the batch.
+    equals. `top_k` 0 is off. The draw is keyed by (`seed`, `branch`, position), never by who else
+    is in the batch.
     """
 
     temperature: float = 0.0

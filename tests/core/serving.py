@@ -120,12 +120,9 @@ class Serving:
         return [decision for plan in self.plans for decision in plan.decisions]
 
     def of(self, kind: type, request_id: str | None = None) -> list[Decision]:
-        """Every decision of one kind so far."""
-        return [
-            decision
-            for decision in self.decisions
-            if isinstance(decision, kind) and request_id in (None, decision.request_id)
-        ]
+        """Every decision of one kind so far, about one request or all."""
+        found = [decision for decision in self.decisions if isinstance(decision, kind)]
+        return [d for d in found if request_id is None or d.request_id == request_id]
 
     def submit(self, *requests: Request) -> None:
         for request in requests:

@@ -1,0 +1,424 @@
+"""Faults that other engines had, as cases: each test is named after its kind.
+
+At rest means: every block free or cached, nothing waits or runs, one terminal event a request.
+`Serving.finish` asserts that, and that each answer is the one the request gets alone.
+"""
+
+from itertools import permutations, product
+from random import Random
+
+import pytest
+from tests.core.serving import Serving, Setup
+
+from octavo.core.events import Admitted, Deferred, Finished, Preempted, Refused
+from octavo.core.plan import Span
+from octavo.core.request import Request
+from octavo.errors import ConfigError
+from octavo.simulate.oracle import answer_alone
+from octavo.units import ceil_div
+
+
+def prompt(random: Random, length: int) -> tuple[int, ...]:
+    return tuple(random.choices(range(1, 90), k=length))
+
+
+def request(name: str, tokens: tuple[int, ...], max_tokens: int, **fields: object) -> Request:
+    return Request(id=name, prompt=tokens, max_tokens=max_tokens, **fields)
+
+
+def finished(serving: Serving, name: str) -> Finished:
+    ending = serving.endings[name]
+    assert isinstance(ending, Finished)
+    return ending
+
+
+def spans_of(serving: Serving, name: str) -> list[Span]:
+    """Every span computed for one request, found through the rows it was given."""
+    rows: dict[int, str] = {}
+    spans = []
+    for plan in serving.plans:
+        rows |= {bind.row: bind.request.id for bind in plan.binds}
+        spans += [span for span in plan.spans if rows[span.row] == name]
+    return spans
+
+
+@pytest.fixture
+def random(seed: int) -> Random:
+    return Random(seed)
+
+
+# --- blocks
+
+
+def test_B002_a_block_that_is_written_again_is_no_longer_found(random: Random) -> None:
+    """B002: evicted blocks stayed in the look-up, and a later prompt read what another wrote.
+
+    A prompt is cached, another takes every block, the first comes again while that one runs.
+    """
+    serving = Serving(Setup(blocks=4, block_size=4, watermark_blocks=0))
+    first = prompt(random, 8)
+    serving.submit(request("A", first, 1))
+    serving.finish()
+    serving.submit(request("B", prompt(random, 12), 5))
+    serving.step()
+    serving.step()
+    serving.submit(request("A again", first, 1))
+    cache, pool = serving.scheduler.manager.cache, serving.scheduler.manager.pool
+    assert cache is not None
+    while not serving.scheduler.idle:
+        serving.step()
+        for sequence in serving.scheduler.running:
+            writing = sequence.tables[0].blocks[sequence.computed // 4 :]
+            assert not any(cache.publishes(block) for block in writing)
+            assert all(pool.references(block) == 1 for block in writing)
+    (admitted,) = serving.of(Admitted, "A again")
+    assert isinstance(admitted, Admitted)
+    assert admitted.cached_tokens == 0
+    serving.assert_at_rest()
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_B007_a_request_that_is_not_cached_still_gets_on(random: Random, cached: bool) -> None:
+    """B007: the no-store flag also skipped the record of progress: the first chunk for ever."""
+    serving = Serving(Setup(block_size=4, tokens=16, cached=cached))
+    serving.submit(request("a", prompt(random, 3 * 16 + 5), 3, use_cache=False))
+    for _ in range(4):
+        assert not serving.tokens["a"]
+        serving.step()
+    assert len(serving.tokens["a"]) == 1
+    (sequence,) = serving.scheduler.running
+    assert len(sequence.tables[0]) == ceil_div(53, 4)
+    serving.finish()
+    assert serving.scheduler.manager.pool.cached == 0
+
+
+def test_B008_what_was_taken_goes_back_when_the_rest_is_short(random: Random) -> None:
+    """B008: one resource was kept when taking the next one failed."""
+    for sequences, blocks in ((1, 40), (9, 9)):
+        serving = Serving(Setup(sequences=sequences, blocks=blocks, cached=False))
+        serving.submit(request("long", prompt(random, 20), 12))
+        serving.step()
+        serving.submit(request("next", prompt(random, 20), 2))
+        for _ in range(9):
+            before = serving.scheduler.manager.pool.states()
+            serving.step()
+            grown = len(before[0]) - len(serving.scheduler.manager.pool.states()[0])
+            assert grown in (0, 1)
+            assert len(serving.scheduler.running) == 1
+        serving.finish()
+
+
+# --- the prefix cache
+
+
+def test_B017_a_full_hit_computes_one_position_and_the_chain_goes_on(random: Random) -> None:
+    """B017: after a full hit the recomputed token was rounded to a block, later hits were lost.
+
+    The rule here: a full hit of n tokens counts n − 1 cached tokens.
+    """
+    serving = Serving(Setup(block_size=4))
+    first = prompt(random, 16)
+    for name in "abc":
+        serving.submit(request(name, first, 9))
+        serving.finish()
+    assert finished(serving, "a").receipt.cached_tokens == 0
+    assert finished(serving, "b").receipt.cached_tokens == 15
+    assert finished(serving, "c").receipt.cached_tokens == 15
+    answer = serving.tokens["a"]
+    serving.submit(request("next turn", (*first, *answer, *prompt(random, 5)), 2))
+    serving.finish()
+    assert finished(serving, "next turn").receipt.cached_tokens == (16 + 9 - 1) // 4 * 4
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 4])
+def test_B018_a_prompt_of_whole_blocks_that_is_all_cached_is_served(
+    random: Random, blocks: int
+) -> None:
+    """B018: no token was left to compute, the step crashed. Alone, beside a decode, by threes."""
+    serving = Serving(Setup(block_size=4))
+    first = prompt(random, 4 * blocks)
+    serving.submit(request("cold", first, 3))
+    serving.finish()
+    serving.submit(request("alone", first, 3))
+    serving.finish()
+    serving.submit(request("decoding", prompt(random, 5), 9))
+    serving.step()
+    serving.submit(request("beside", first, 3))
+    serving.step()
+    serving.submit(*(request(name, first, 3) for name in ("one", "two", "three")))
+    serving.finish()
+    for name in ("alone", "beside", "one", "two", "three"):
+        assert finished(serving, name).receipt.cached_tokens == 4 * blocks - 1
+        assert spans_of(serving, name)[0].samples
+
+
+@pytest.mark.parametrize("order", list(permutations("abcd")))
+def test_B020_the_same_prefix_computed_at_once_is_kept_once(
+    random: Random, order: tuple[str, ...]
+) -> None:
+    """B020: two blocks for one key, one of them unreachable. Ended in every order."""
+    serving = Serving(Setup(blocks=40, block_size=4))
+    first = prompt(random, 13)
+    serving.submit(*(request(name, first, 20) for name in "abcd"))
+    serving.step()
+    for name in order:
+        serving.cancel(name)
+    serving.finish()
+    manager = serving.scheduler.manager
+    assert manager.cache is not None
+    assert len(manager.cache) == manager.pool.cached == 3
+    serving.submit(request("again", first, 1))
+    serving.finish()
+    assert finished(serving, "again").receipt.cached_tokens == 12
+    serving.submit(request("evict", prompt(random, 159), 1, use_cache=False))
+    serving.finish()
+    assert len(manager.cache) == manager.pool.cached == 0
+
+
+# --- preemption
+
+
+def test_B030_a_preempted_request_returns_only_when_all_of_it_fits(random: Random) -> None:
+    """B030: let in because its first chunk fitted, thrown out in the next step, again and again."""
+    for watermark in (0, 1, 3):
+        serving = Serving(
+            Setup(
+                blocks=20,
+                block_size=4,
+                tokens=12,
+                watermark_blocks=watermark,
+                cached=False,
+            )
+        )
+        serving.submit(request("grows", prompt(random, 28), 50))
+        for _ in range(4):
+            serving.step()
+        serving.submit(request("victim", prompt(random, 40), 8))
+        serving.finish()
+        assert finished(serving, "victim").receipt.preemptions <= 2
+        useful = (28 + 50 - 1) + (40 + 8 - 1)
+        assert serving.scheduler.counters.tokens_computed <= 2 * useful
+
+
+def test_B030_thrashing_is_bounded_among_many(random: Random) -> None:
+    """B030: the same with twelve that all grow: tokens computed ≤ 2 × useful in sum."""
+    for watermark in (0, 1, 2):
+        setup = Setup(blocks=24, block_size=4, watermark_blocks=watermark, cached=False)
+        serving = Serving(setup)
+        requests = [request(str(n), prompt(random, random.randint(2, 12)), 36) for n in range(12)]
+        serving.submit(*requests)
+        serving.finish()
+        useful = sum(len(r.prompt) + r.max_tokens - 1 for r in requests)
+        assert serving.scheduler.counters.preemptions > 0
+        assert serving.scheduler.counters.tokens_computed <= 2 * useful
+        for r in requests:
+            assert finished(serving, r.id).receipt.preemptions <= setup.blocks.bit_length()
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_B031_one_missing_block_takes_one_victim(random: Random, depth: int) -> None:
+    """B031: blocks freed behind a step in flight were not counted; everyone was preempted."""
+    serving = Serving(Setup(blocks=18, block_size=4, depth=depth, watermark_blocks=0, cached=False))
+    serving.submit(*(request(str(n), prompt(random, 11), 8) for n in range(6)))
+    while not serving.scheduler.idle:
+        plan = serving.step()
+        if plan is not None:
+            grown = sum(len(write.blocks) for write in plan.writes)
+            victims = sum(isinstance(d, Preempted) for d in plan.decisions)
+            assert victims <= max(1, grown)
+    assert serving.scheduler.counters.preemptions > 0
+    busy = [bool(plan.spans) for plan in serving.plans]
+    assert all(busy)
+    serving.assert_at_rest()
+
+
+def test_B032_preemption_changes_neither_answer_nor_usage(random: Random) -> None:
+    """B032: tokens generated before were folded into the prompt, answers came back short."""
+    first, second = prompt(random, 7), prompt(random, 7)
+    fields = {"stop_token_ids": frozenset(range(0, 97, 11)), "min_tokens": 12}
+    seen = {}
+    for blocks in (100, 6):
+        serving = Serving(Setup(blocks=blocks, block_size=4, watermark_blocks=0))
+        serving.submit(request("a", first, 18, **fields), request("b", second, 18, **fields))
+        serving.finish()
+        endings = [finished(serving, name) for name in "ab"]
+        seen[blocks] = [
+            (e.reason, e.stop_id, e.receipt.prompt_tokens, e.receipt.completion_tokens)
+            for e in endings
+        ]
+        assert serving.scheduler.counters.preemptions == (0 if blocks == 100 else 1)
+    assert seen[100] == seen[6]
+
+
+def test_B033_a_stream_has_no_repeat_and_no_gap_and_the_refill_is_chunked(random: Random) -> None:
+    """B033: tokens sent twice on return, and a long refill taken for decoding. Preempted twice."""
+    serving = Serving(Setup(blocks=40, block_size=4, tokens=8, cached=False))
+    low = request("low", prompt(random, 5), 60, priority=1)
+    serving.submit(low)
+    for round_ in (1, 2):
+        while len(serving.tokens["low"]) < 37 + round_:
+            serving.step()
+        serving.submit(request(f"high {round_}", prompt(random, 150), 8))
+        serving.step()
+        assert len(serving.of(Preempted, "low")) == round_
+        sent = len(serving.tokens["low"])
+        while not (serving.scheduler.running and serving.scheduler.running[-1].id == "low"):
+            serving.step()
+        refill = len(low.prompt) + sent
+        (sequence,) = (s for s in serving.scheduler.running if s.id == "low")
+        while sequence.computed < refill:
+            assert len(serving.tokens["low"]) == sent
+            serving.step()
+        assert len(serving.tokens["low"]) == sent + 1
+    serving.finish()
+    assert tuple(serving.tokens["low"]) == answer_alone(low, 97)
+    assert max(span.stop - span.start for span in spans_of(serving, "low")) <= 8
+
+
+def test_B037_the_preempted_return_before_newer_arrivals_of_equal_rank(random: Random) -> None:
+    """B037: once something had been put aside nothing was scheduled any more."""
+    serving = Serving(Setup(blocks=16, block_size=4, watermark_blocks=0, cached=False))
+    serving.submit(*(request(name, prompt(random, 15), 20) for name in "abcd"))
+    number = 0
+    while not serving.of(Preempted, "d") or not serving.of(Preempted, "c"):
+        serving.step()
+    while len(serving.of(Admitted, "d")) < 2:
+        serving.submit(request(f"small {number}", prompt(random, 2), 2))
+        number += 1
+        serving.step()
+        assert number < 200
+    order = [decision.request_id for decision in serving.of(Admitted)]
+    back = max(i for i, name in enumerate(order) if name == "c")
+    assert not any(name.startswith("small") for name in order[:back])
+    serving.finish()
+
+
+# --- chunks and budgets
+
+
+@pytest.mark.parametrize("length", [33, 65])
+def test_B040_the_tail_of_a_prompt_is_not_a_decode(random: Random, length: int) -> None:
+    """B040: one token scheduled was taken for a decode although it was the end of a prompt."""
+    serving = Serving(Setup(blocks=99, block_size=4, tokens=35, cached=False))
+    serving.submit(*(request(f"decode {n}", prompt(random, 5), 20) for n in range(3)))
+    serving.step()
+    serving.submit(
+        request("tail", prompt(random, length), 4), request("more", prompt(random, 40), 4)
+    )
+    serving.finish()
+    spans = spans_of(serving, "tail")
+    assert (spans[length // 32].start, spans[length // 32].stop) == (length - 1, length)
+    assert [span.samples for span in spans] == [False] * (length // 32) + [True] * 4
+
+
+def test_B042_no_limits_accepted_at_start_can_stop_the_loop(random: Random) -> None:
+    """B042: two limits were combined in one place and not in another."""
+    served = 0
+    for sequences, tokens, watermark, waiting, blocks in product(
+        (-1, 0, 1, 3), (-1, 0, 1, 64, 96), (-1, 0, 1, 50), (None, 0, 2), (1, 5, 21)
+    ):
+        setup = Setup(
+            blocks=blocks,
+            sequences=sequences,
+            tokens=tokens,
+            watermark_blocks=watermark,
+            waiting=waiting,
+        )
+        try:
+            serving = Serving(setup)
+        except ConfigError:
+            continue
+        serving.submit(*(request(str(n), prompt(random, 80 // (1 + n)), 4) for n in range(3)))
+        serving.finish()
+        served += any(isinstance(ending, Finished) for ending in serving.endings.values())
+    assert served
+
+
+def test_B047_more_decodes_than_the_budget_take_turns(random: Random) -> None:
+    """B047: the running batch grew past the allowed size. Budget 4, 6 rows, 9 requests."""
+    serving = Serving(Setup(blocks=99, block_size=4, tokens=4, sequences=6))
+    serving.submit(*(request(str(n), prompt(random, 2), 30) for n in range(8)))
+    serving.submit(request("waiting", prompt(random, 21), 3))
+    while not serving.scheduler.idle:
+        plan = serving.step()
+        assert len(serving.scheduler.running) <= 6
+        if plan is None:
+            continue
+        assert sum(span.stop - span.start for span in plan.spans) <= 4
+        for sequence in serving.scheduler.running:
+            if sequence.demand == 1 and sequence.last_served >= 0:
+                assert plan.id - sequence.last_served <= 3
+    serving.assert_at_rest()
+
+
+# --- limits and bad input
+
+
+def test_B085_an_empty_prompt_is_refused_and_the_others_go_on(random: Random) -> None:
+    """B085: no token to compute killed the engine for everybody."""
+    serving = Serving()
+    serving.submit(*(request(f"good {n}", prompt(random, 6), 6) for n in range(4)))
+    serving.step()
+    serving.submit(request("empty", (), 5), request("nothing", prompt(random, 3), 0))
+    for name, limit in (("empty", "prompt"), ("nothing", "max_tokens")):
+        refused = serving.endings[name]
+        assert isinstance(refused, Refused)
+        assert refused.limit == limit
+    serving.finish()
+    assert serving.scheduler.counters.finished == {"length": 4}
+
+
+@pytest.mark.parametrize("length", [17, 18, 19, 20])
+def test_B089_a_prompt_that_leaves_room_for_one_token_gets_one(random: Random, length: int) -> None:
+    """B089: at the length limit the window was shifted for ever."""
+    serving = Serving(Setup(blocks=5, block_size=4))
+    serving.submit(request("a", prompt(random, length), 21 - length))
+    serving.finish()
+    assert len(serving.tokens["a"]) == 21 - length
+    assert finished(serving, "a").reason == "length"
+
+
+# --- priorities and queues
+
+
+def test_B176_a_sequence_preempted_while_planning_leaves_the_plan(random: Random) -> None:
+    """B176: one planned first was preempted in the same step and stayed in the plan."""
+    serving = Serving(Setup(blocks=6, block_size=4, tokens=99, watermark_blocks=0, cached=False))
+    serving.submit(request("low", prompt(random, 11), 9, priority=1))
+    serving.step()
+    serving.submit(request("high", prompt(random, 11), 9))
+    while not serving.of(Preempted):
+        serving.step()
+    plan = serving.plans[-1]
+    (span,) = plan.spans
+    assert {write.row for write in plan.writes} <= {span.row}
+    serving.finish()
+    assert list(serving.endings) == ["high", "low"]
+
+
+def test_B177_equal_times_and_priorities_have_one_order(random: Random) -> None:
+    """B177: entries equal in priority and arrival were compared by themselves, and crashed."""
+    serving = Serving(Setup(blocks=400, sequences=1, tokens=99))
+    priorities = {str(n): random.choice([-3, 0, 0, 2]) for n in range(100)}
+    for name, priority in priorities.items():
+        serving.submit(request(name, prompt(random, 3), 1, priority=priority))
+    serving.finish()
+    expected = sorted(priorities, key=lambda name: (priorities[name], int(name)))
+    assert list(serving.endings) == expected
+
+
+def test_B179_a_full_queue_refuses_at_once(random: Random) -> None:
+    """B179: the queue had no bound; work of clients long gone was done."""
+    serving = Serving(Setup(waiting=10, sequences=2))
+    serving.submit(*(request(str(n), prompt(random, 4), 4) for n in range(50)))
+    refused = [e for e in serving.endings.values() if isinstance(e, Refused)]
+    assert len(refused) == 40
+    assert {e.limit for e in refused} == {"waiting"}
+    gone = [str(n) for n in range(0, 10, 2)]
+    for name in gone:
+        serving.cancel(name)
+    serving.submit(request("late", prompt(random, 4), 4))
+    serving.finish()
+    assert not any(serving.of(Admitted, name) for name in gone)
+    assert finished(serving, "late").reason == "length"
+    assert not [d for d in serving.of(Deferred) if d.request_id in gone]

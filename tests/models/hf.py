@@ -185,19 +185,3 @@ def write_gguf(model: transformers.PreTrainedModel, path: Path) -> None:
 def logits(model: transformers.PreTrainedModel, tokens: Sequence[int]) -> F32:
     """The logits of every position, float32 [T, V]."""
     return model(torch.tensor([list(tokens)])).logits[0].float().numpy()
-
-
-@torch.inference_mode()
-def greedy(
-    model: transformers.PreTrainedModel, prompt: Sequence[int], count: int
-) -> tuple[list[int], list[F32]]:
-    """The next `count` tokens, the highest logit each, and the logits they were taken from."""
-    answer: list[int] = []
-    rows: list[F32] = []
-    fed, cache = torch.tensor([list(prompt)]), transformers.DynamicCache(config=model.config)
-    for _ in range(count):
-        output = model(fed, cache=cache, use_cache=True)
-        rows.append(output.logits[0, -1].float().numpy())
-        answer.append(int(rows[-1].argmax()))
-        fed = torch.tensor([answer[-1:]])
-    return answer, rows

@@ -177,7 +177,7 @@ class TensorReader:
     def vector(self, name: str, size: int) -> F32:
         """The vector in float32. Raises ModelFileError: another shape, NaN or infinity."""
         self._check_shape(name, (size,))
-        vector = self._checkpoint.f32(name)
+        vector = self._checkpoint.f32(name).copy()  # a view would keep the file mapped
         if not np.isfinite(vector).all():
             raise self._not_finite(name)
         return vector

@@ -28,16 +28,29 @@ constexpr Index PARTITION = 256;  // positions
 constexpr Index PARTITION_TILES = PARTITION / TILE;
 constexpr Index ITEM_ROWS = 48;       // about as many rows as keep a partition's tiles in cache
 constexpr Index ALONE = 1 << 17;      // products of a batch that one thread does sooner alone
-constexpr Index PIECES_A_THREAD = 4;  // fewer items than that: partitions are handed out too
+constexpr Index PIECES_A_THREAD = 4;  // fewer items than that are cut into runs of partitions
 constexpr int WIDTH = TILE / LANES;   // vectors across a tile
-constexpr int SUMS = LANES == 16 ? 24 : 12;  // vector registers that hold sums
-constexpr int MOST_ROWS = SUMS / WIDTH < 12 ? SUMS / WIDTH : 12;
+constexpr int REGISTERS = LANES == 16 ? 32 : 16;
+
+// Registers for R · C · WIDTH sums, one row's factor, the mask of halves, and the columns that rows
+// share. One register too many costs a third of the speed: sums are then spilled in the inner loop.
+constexpr int registers(int rows, int columns) {
+  return rows * columns * WIDTH + 2 + (rows > 1 ? columns * WIDTH : 1);
+}
 
 // Tiles side by side that fill the registers when only R rows share them: 1, 2 or 4.
 constexpr int beside(int rows) {
-  const int room = SUMS / WIDTH / rows;
-  return room >= 4 ? 4 : room >= 2 ? 2 : 1;
+  if (registers(rows, 4) <= REGISTERS) return 4;
+  return registers(rows, 2) <= REGISTERS ? 2 : 1;
 }
+
+constexpr int most_rows() {
+  int rows = 1;
+  while (rows < 12 && registers(rows + 1, 1) <= REGISTERS) ++rows;
+  return rows;
+}
+
+constexpr int MOST_ROWS = most_rows();
 
 // Some tokens of one sequence and all query heads of one KV head. Row r is token first + r / group,
 // query head r % group of the KV head.
@@ -48,13 +61,15 @@ struct Item {
   Index tokens;
   Index position;    // of the first token
   Index partitions;  // that the last token sees
-  float* results;    // when partitions are handed out: [partitions][rows] of them
+  float* results;    // when it is cut into runs: [partitions][rows] of records
   Index missing;     // partitions not yet computed
 };
 
-struct Slot {
+// Partitions first … last - 1 of an item.
+struct Run {
   Item* item;
-  Index partition;
+  Index first;
+  Index last;
 };
 
 struct Call {
@@ -64,8 +79,7 @@ struct Call {
   Index width;   // E padded to tiles
   Index record;  // floats of one row's result: RESULT_HEAD, then `width` of output
   Item* items;
-  Slot* slots;
-  float* results;
+  Run* runs;
 };
 
 constexpr Index RESULT_HEAD = 16;  // max, sum, and room that keeps outputs aligned
@@ -83,6 +97,12 @@ struct Bench {
 struct Tiles {
   const Bf16* keys[PARTITION_TILES];
   const Bf16* values[PARTITION_TILES];
+};
+
+// Tiles to fetch from memory meanwhile, or null: values of this partition, keys of the next one.
+struct Ahead {
+  const Bf16* const* values;
+  const Bf16* const* keys;
 };
 
 Index smaller(Index a, Index b) { return a < b ? a : b; }
@@ -142,16 +162,25 @@ OCTAVO_INLINE void score_tiles(const float* queries, Index head_dim, const Bf16*
   }
 }
 
-// scores[r][16 t …] = queries[r] · keys of tile t
+// Asks for memory that is needed about one partition later: the hardware sees only 2 KB runs here.
+OCTAVO_INLINE void fetch(const Bf16* from, Index elements) {
+  for (Index i = 0; i < elements; i += 32) __builtin_prefetch(from + i, 0, 2);
+}
+
+// scores[r][16 t …] = queries[r] · keys of tile t. Fetches tiles `ahead`, if not null.
 template <int R>
 void score(const float* queries, Index head_dim, const Bf16* const* keys, Index tiles,
-           float* scores) {
+           float* scores, const Bf16* const* ahead) {
   constexpr int C = beside(R);
   Index t = 0;
   for (; t + C <= tiles; t += C) {
+    for (int c = 0; ahead != nullptr && c < C; ++c) fetch(ahead[t + c], TILE * head_dim);
     score_tiles<R, C>(queries, head_dim, keys + t, scores + t * TILE);
   }
-  for (; t < tiles; ++t) score_tiles<R, 1>(queries, head_dim, keys + t, scores + t * TILE);
+  for (; t < tiles; ++t) {
+    if (ahead != nullptr) fetch(ahead[t], TILE * head_dim);
+    score_tiles<R, 1>(queries, head_dim, keys + t, scores + t * TILE);
+  }
 }
 
 // Scores of the first `count` positions become weights relative to their maximum; result[0] is the
@@ -177,9 +206,11 @@ void weigh(float* scores, Index count, float scale, float* result) {
 
 template <int R, int C>
 OCTAVO_INLINE void blend_columns(const float* weights, const Bf16* const* values, Index stride,
-                                 Index tiles, Index column, float* results, Index record) {
+                                 Index tiles, Index column, float* results, Index record,
+                                 const Bf16* const* ahead) {
   Floats sums[R][C * WIDTH] = {};
   for (Index t = 0; t < tiles; ++t) {
+    if (ahead != nullptr) fetch(ahead[t] + column * TILE, C * TILE * TILE);
     const Bf16* right[C];
 #pragma GCC unroll 4
     for (int c = 0; c < C; ++c) right[c] = values[t] + 2 * (column + c * TILE);
@@ -194,17 +225,18 @@ OCTAVO_INLINE void blend_columns(const float* weights, const Bf16* const* values
   }
 }
 
-// results[r] = Σ weights[r][i] · values[i] over the positions of the first `tiles` tiles
+// results[r] = Σ weights[r][i] · values[i] over the positions of the first `tiles` tiles. Fetches
+// tiles `ahead`, if not null, a share with each block of columns.
 template <int R>
 void blend(const float* weights, const Bf16* const* values, Index width, Index tiles,
-           float* results, Index record) {
+           float* results, Index record, const Bf16* const* ahead) {
   constexpr int C = beside(R);
   Index column = 0;
   for (; column + C * TILE <= width; column += C * TILE) {
-    blend_columns<R, C>(weights, values, 2 * width, tiles, column, results, record);
+    blend_columns<R, C>(weights, values, 2 * width, tiles, column, results, record, ahead);
   }
   for (; column < width; column += TILE) {
-    blend_columns<R, 1>(weights, values, 2 * width, tiles, column, results, record);
+    blend_columns<R, 1>(weights, values, 2 * width, tiles, column, results, record, ahead);
   }
 }
 
@@ -232,16 +264,17 @@ void blend_rest(const float* weights, const Bf16* const* values, Index width, In
 // One partition for R rows. `counts` says how many of its positions each row sees, in ascending
 // order and at least 0; rows that see none get no result.
 template <int R>
-void attend_rows(const Call& call, const Tiles& tiles, const float* queries, const Index* counts,
-                 float* scores, float* results) {
+void attend_rows(const Call& call, const Tiles& tiles, const Ahead& ahead, const float* queries,
+                 const Index* counts, float* scores, float* results) {
   const Index head_dim = call.args.pages.head_dim;
   const float scale = call.args.scale * 1.44269504f;  // log2 e
-  score<R>(queries, head_dim, tiles.keys, padded(counts[R - 1], TILE) / TILE, scores);
+  score<R>(queries, head_dim, tiles.keys, padded(counts[R - 1], TILE) / TILE, scores, ahead.values);
   for (int r = 0; r < R; ++r) {
     if (counts[r] > 0) weigh(scores + r * PARTITION, counts[r], scale, results + r * call.record);
   }
   const Index common = counts[0] / TILE;
-  blend<R>(scores, tiles.values, call.width, common, results + RESULT_HEAD, call.record);
+  blend<R>(scores, tiles.values, call.width, common, results + RESULT_HEAD, call.record,
+           ahead.keys);
   for (int r = 0; r < R; ++r) {
     if (counts[r] == common * TILE) continue;
     blend_rest(scores + r * PARTITION, tiles.values, call.width, common, counts[r],
@@ -249,7 +282,8 @@ void attend_rows(const Call& call, const Tiles& tiles, const float* queries, con
   }
 }
 
-using AttendRows = void (*)(const Call&, const Tiles&, const float*, const Index*, float*, float*);
+using AttendRows = void (*)(const Call&, const Tiles&, const Ahead&, const float*, const Index*,
+                            float*, float*);
 
 template <int R = 1>
 AttendRows attend_rows_of(Index rows) {
@@ -267,51 +301,75 @@ Index seen(const Call& call, const Item& item, Index row, Index partition) {
   return count < 0 ? 0 : smaller(count, PARTITION);
 }
 
-// Copies a tile of values to rows padded with zeros.
-const Bf16* widen_tile(const Bf16* tile, Index head_dim, Index width, Bf16* to) {
-  for (Index pair = 0; pair < TILE / 2; ++pair) {
-    for (Index i = 0; i < 2 * width; ++i) {
-      to[pair * 2 * width + i] = i < 2 * head_dim ? tile[pair * 2 * head_dim + i] : Bf16{0};
-    }
+void gather_queries(const Call& call, const Item& item, float* queries) {
+  const AttentionArgs& args = call.args;
+  const Index head_dim = args.pages.head_dim, floats = call.group * head_dim;
+  const Index row_stride = (args.heads + 2 * args.pages.kv_heads) * head_dim;
+  for (Index token = 0; token < item.tokens; ++token) {
+    __builtin_memcpy(queries + token * floats,
+                     args.qkv + (item.first + token) * row_stride + item.head * floats,
+                     static_cast<std::size_t>(floats) * sizeof(float));
   }
-  return to;
 }
 
-Tiles find_tiles(const Call& call, const Item& item, Index partition, Index count,
-                 const Bench& bench) {
+Tiles find_tiles(const Call& call, const Item& item, Index partition) {
   const PagesView& pages = call.args.pages;
   const Index tile = TILE * pages.head_dim, run = pages.block_size * pages.head_dim;
   const std::int32_t* table = pages.table + item.sequence * pages.table_width;
-  Tiles tiles;
+  const Index count = seen(call, item, rows_of(call, item) - 1, partition);
+  Tiles tiles = {};
   for (Index t = 0; t * TILE < count; ++t) {
     const Index position = partition * PARTITION + t * TILE;
     const Bf16* page = pages.pool + table[position / pages.block_size] * pages.block_stride;
-    const Bf16* keys = page + item.head * run + position % pages.block_size / TILE * tile;
-    const Bf16* values = keys + pages.kv_heads * run;
-    tiles.keys[t] = keys;
-    tiles.values[t] =
-        call.width == pages.head_dim
-            ? values
-            : widen_tile(values, pages.head_dim, call.width, bench.values + t * TILE * call.width);
+    tiles.keys[t] = page + item.head * run + position % pages.block_size / TILE * tile;
+    tiles.values[t] = tiles.keys[t] + pages.kv_heads * run;
   }
   return tiles;
 }
 
+// Copies the tiles of values to tiles padded with zeros to whole blocks of columns.
+void widen_values(Tiles& tiles, Index head_dim, Index width, Bf16* to) {
+  for (Index t = 0; t < PARTITION_TILES && tiles.values[t] != nullptr; ++t) {
+    const Bf16* from = tiles.values[t];
+    tiles.values[t] = to;
+    for (Index pair = 0; pair < TILE / 2; ++pair, from += 2 * head_dim, to += 2 * width) {
+      for (Index i = 0; i < 2 * width; ++i) to[i] = i < 2 * head_dim ? from[i] : Bf16{0};
+    }
+  }
+}
+
 // One partition for all rows of an item; a record for each row that sees any of it.
-void attend_partition(const Call& call, const Item& item, Index partition, const Bench& bench,
-                      float* results) {
+void attend_partition(const Call& call, const Item& item, Index partition, const Tiles& tiles,
+                      const Tiles& next, const Bench& bench, float* results) {
   const Index rows = rows_of(call, item);
-  const Tiles tiles =
-      find_tiles(call, item, partition, seen(call, item, rows - 1, partition), bench);
   const Index chunks = (rows + MOST_ROWS - 1) / MOST_ROWS;
   const Index chunk_rows = (rows + chunks - 1) / chunks;
+  Ahead ahead = {tiles.values, next.keys[PARTITION_TILES - 1] == nullptr ? nullptr : next.keys};
   for (Index row = 0; row < rows; row += chunk_rows) {
     const Index some = smaller(chunk_rows, rows - row);
-    Index counts[MOST_ROWS];
+    Index counts[MOST_ROWS] = {};
     for (Index r = 0; r < some; ++r) counts[r] = seen(call, item, row + r, partition);
     if (counts[some - 1] == 0) continue;
-    attend_rows_of(some)(call, tiles, bench.queries + row * call.args.pages.head_dim, counts,
+    attend_rows_of(some)(call, tiles, ahead, bench.queries + row * call.args.pages.head_dim, counts,
                          bench.scores, results + row * call.record);
+    ahead = {};
+  }
+}
+
+// Partitions first … last - 1 of an item; done(partition) after each, its records in
+// place(partition).
+template <typename Place, typename Done>
+OCTAVO_INLINE void attend_partitions(const Call& call, const Item& item, Index first, Index last,
+                                     const Bench& bench, Place place, Done done) {
+  const Index head_dim = call.args.pages.head_dim;
+  gather_queries(call, item, bench.queries);
+  Tiles next = find_tiles(call, item, first);
+  for (Index partition = first; partition < last; ++partition) {
+    Tiles tiles = next;
+    next = partition + 1 < last ? find_tiles(call, item, partition + 1) : Tiles{};
+    if (call.width != head_dim) widen_values(tiles, head_dim, call.width, bench.values);
+    attend_partition(call, item, partition, tiles, next, bench, place(partition));
+    done(partition);
   }
 }
 
@@ -354,17 +412,6 @@ void write_out(const Call& call, const Item& item, const float* totals) {
   }
 }
 
-void gather_queries(const Call& call, const Item& item, float* queries) {
-  const AttentionArgs& args = call.args;
-  const Index head_dim = args.pages.head_dim, floats = call.group * head_dim;
-  const Index row_stride = (args.heads + 2 * args.pages.kv_heads) * head_dim;
-  for (Index token = 0; token < item.tokens; ++token) {
-    __builtin_memcpy(queries + token * floats,
-                     args.qkv + (item.first + token) * row_stride + item.head * floats,
-                     static_cast<std::size_t>(floats) * sizeof(float));
-  }
-}
-
 Bench bench_of(const Call& call, const Item& item, int thread) {
   const Index head_dim = call.args.pages.head_dim, rows = rows_of(call, item);
   const Index queries = padded(rows * head_dim, TILE), scores = MOST_ROWS * PARTITION;
@@ -386,42 +433,40 @@ void attend_item(void* state, Index piece, int thread) {
   const Call& call = *static_cast<const Call*>(state);
   const Item& item = call.items[piece];
   const Bench bench = bench_of(call, item, thread);
-  gather_queries(call, item, bench.queries);
-  for (Index partition = 0; partition < item.partitions; ++partition) {
-    attend_partition(call, item, partition, bench, bench.results);
-    merge_partition(call, item, partition, bench.results, bench.totals);
-  }
+  attend_partitions(
+      call, item, 0, item.partitions, bench, [&](Index) { return bench.results; },
+      [&](Index partition) {
+        merge_partition(call, item, partition, bench.results, bench.totals);
+      });
   write_out(call, item, bench.totals);
 }
 
-// One partition of an item; whoever ends its last one merges them all.
-void attend_slot(void* state, Index piece, int thread) {
+// Some partitions of an item; whoever ends its last one merges them all.
+void attend_run(void* state, Index piece, int thread) {
   const Call& call = *static_cast<const Call*>(state);
-  const Slot& slot = call.slots[piece];
-  Item& item = *slot.item;
+  const Run& run = call.runs[piece];
+  Item& item = *run.item;
   const Bench bench = bench_of(call, item, thread);
-  gather_queries(call, item, bench.queries);
   const Index floats = rows_of(call, item) * call.record;
-  attend_partition(call, item, slot.partition, bench, item.results + slot.partition * floats);
-  if (__atomic_sub_fetch(&item.missing, 1, __ATOMIC_ACQ_REL) != 0) return;
+  attend_partitions(
+      call, item, run.first, run.last, bench,
+      [&](Index partition) { return item.results + partition * floats; }, [](Index) {});
+  const Index computed = run.last - run.first;
+  if (__atomic_sub_fetch(&item.missing, computed, __ATOMIC_ACQ_REL) != 0) return;
   for (Index partition = 0; partition < item.partitions; ++partition) {
     merge_partition(call, item, partition, item.results + partition * floats, bench.totals);
   }
   write_out(call, item, bench.totals);
 }
 
-void attend_all(void* state, Index pieces, int thread) {
-  for (Index piece = 0; piece < pieces; ++piece) attend_item(state, piece, thread);
-}
-
 Index tokens_an_item(const Call& call) {
   return call.group < ITEM_ROWS ? ITEM_ROWS / call.group : 1;
 }
 
-// Sizes of a step: how many items it makes, how many partitions of items, results, products.
+// Sizes of a step: its items, their partitions, the records of those, products of rows and keys.
 struct Sizes {
   Index items = 0;
-  Index slots = 0;
+  Index partitions = 0;
   Index floats = 0;
   Index products = 0;
 };
@@ -454,53 +499,62 @@ Sizes measure(const Call& call) {
   each_item(call, [&](const Item& item) {
     const Index rows = rows_of(call, item);
     sizes.items += 1;
-    sizes.slots += item.partitions;
+    sizes.partitions += item.partitions;
     sizes.floats += item.partitions * rows * call.record;
     sizes.products += rows * (item.position + item.tokens) * call.width;
   });
   return sizes;
 }
 
-// Lays the list of items, and with `split` that of their partitions, into shared memory.
-void lay_out(Call& call, const Sizes& sizes, bool split) {
-  const Index items = padded(sizes.items * static_cast<Index>(sizeof(Item)), 64);
-  const Index slots = split ? padded(sizes.slots * static_cast<Index>(sizeof(Slot)), 64) : 0;
-  const Index bytes = items + slots + (split ? sizes.floats * 4 : 0);
-  char* memory = static_cast<char*>(call.pool.shared(static_cast<std::size_t>(bytes)));
-  call.items = reinterpret_cast<Item*>(memory);
-  call.slots = reinterpret_cast<Slot*>(memory + items);
-  float* results = reinterpret_cast<float*>(memory + items + slots);
+// Lays the list of items into shared memory.
+void list_items(Call& call, const Sizes& sizes) {
+  const Index bytes = sizes.items * static_cast<Index>(sizeof(Item));
+  call.items = static_cast<Item*>(call.pool.shared(static_cast<std::size_t>(bytes)));
   Item* item = call.items;
-  Slot* slot = call.slots;
+  each_item(call, [&](const Item& made) { *item++ = made; });
+}
+
+// Lays the list of items, that of runs of up to `length` partitions, and the room for their results
+// into shared memory. Returns the number of runs.
+Index list_runs(Call& call, const Sizes& sizes, Index length) {
+  const Index items = padded(sizes.items * static_cast<Index>(sizeof(Item)), 64);
+  const Index runs = padded(sizes.partitions * static_cast<Index>(sizeof(Run)), 64);
+  const std::size_t bytes = static_cast<std::size_t>(items + runs + sizes.floats * 4);
+  char* memory = static_cast<char*>(call.pool.shared(bytes));
+  call.items = reinterpret_cast<Item*>(memory);
+  call.runs = reinterpret_cast<Run*>(memory + items);
+  float* results = reinterpret_cast<float*>(memory + items + runs);
+  Item* item = call.items;
+  Run* run = call.runs;
   each_item(call, [&](const Item& made) {
     *item = made;
     item->results = results;
-    for (Index partition = 0; split && partition < made.partitions; ++partition) {
-      *slot++ = {item, partition};
+    results += made.partitions * rows_of(call, made) * call.record;
+    for (Index first = 0; first < made.partitions; first += length) {
+      *run++ = {item, first, smaller(first + length, made.partitions)};
     }
-    if (split) results += made.partitions * rows_of(call, made) * call.record;
     ++item;
   });
+  return run - call.runs;
 }
 
 }  // namespace
 
 void paged_attention(const AttentionArgs& args, Pool& pool) {
   const Index width = padded(args.pages.head_dim, TILE);
-  Call call = {
-      args,    pool,   args.heads / args.pages.kv_heads, width, RESULT_HEAD + width, nullptr,
-      nullptr, nullptr};
+  Call call = {args,    pool,   args.heads / args.pages.kv_heads, width, RESULT_HEAD + width,
+               nullptr, nullptr};
   const Sizes sizes = measure(call);
-  const Index threads = pool.threads();
-  const bool alone = threads == 1 || sizes.products <= ALONE;
-  const bool split = !alone && sizes.items < PIECES_A_THREAD * threads;
-  lay_out(call, sizes, split);
-  if (alone) {
-    attend_all(&call, sizes.items, 0);
-  } else if (split) {
-    pool.run(sizes.slots, attend_slot, &call);
-  } else {
+  const Index wanted = PIECES_A_THREAD * pool.threads();
+  if (pool.threads() == 1 || sizes.products <= ALONE) {
+    list_items(call, sizes);
+    for (Index item = 0; item < sizes.items; ++item) attend_item(&call, item, 0);
+  } else if (sizes.items >= wanted) {
+    list_items(call, sizes);
     pool.run(sizes.items, attend_item, &call);
+  } else {
+    const Index length = (sizes.partitions + wanted - 1) / wanted;
+    pool.run(list_runs(call, sizes, length), attend_run, &call);
   }
 }
 

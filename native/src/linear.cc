@@ -1,7 +1,7 @@
 // out = act(norm(x) · weightᵀ + bias) (+ out), in any number of rows.
 //
 //   prepare   each row of x, normed if asked, goes to a scratch array in the set's element type,
-//             zero padded: its stride is chosen so that rows do not share cache sets
+//             zero padded and cut into runs of inputs: `x[run][row][inputs of the run]`
 //   pieces    (block of rows) × (chunk of panels), rows fast to stay in the second-level cache;
 //             within a piece: run of inputs → group of panels → tile of rows, sums in scratch
 //   finish    bias, activation and addition as a piece's sums are written out
@@ -59,10 +59,11 @@ constexpr TileTable<1, 2, 3> TILES;
 struct Plan {
   const LinearArgs* args;
   Pool* pool;
-  Element* x;  // prepared rows, [steps · ROW_STEP, x_stride]
-  Index x_stride;
+  Element* x;      // prepared: [runs, steps · ROW_STEP, x_stride]
+  Index x_stride;  // an odd number of cache lines: rows spread over all cache sets
   Index inputs;   // K, padded
   Index run;      // inputs of one run
+  Index runs;
   Index steps;    // of rows
   Index tiles;    // of rows; their sizes differ by one step at most
   Index block;    // tiles in a block
@@ -78,9 +79,9 @@ Index tile_start(const Plan& plan, Index tile) {
   return tile * (plan.steps / plan.tiles) + least(tile, extra);
 }
 
-Index padded_stride(Index inputs) {
-  const Index bytes = inputs * static_cast<Index>(sizeof(Element));
-  return bytes % 1024 == 0 ? inputs + 64 / static_cast<Index>(sizeof(Element)) : inputs;
+Index odd_lines(Index elements) {
+  constexpr Index LINE = 64 / static_cast<Index>(sizeof(Element));
+  return (quotient_up(elements, LINE) | 1) * LINE;
 }
 
 Plan make_plan(const LinearArgs& args, Pool& pool) {
@@ -88,11 +89,12 @@ Plan make_plan(const LinearArgs& args, Pool& pool) {
   plan.args = &args;
   plan.pool = &pool;
   plan.inputs = OCTAVO_PADDED(args.weight.columns, DEPTH);
-  plan.x_stride = padded_stride(plan.inputs);
   plan.steps = quotient_up(args.rows, ROW_STEP);
   plan.tiles = quotient_up(plan.steps, MAX_STEPS);
   const Index runs = plan.tiles == 1 ? 1 : quotient_up(plan.inputs, RUN_INPUTS);
   plan.run = OCTAVO_PADDED(quotient_up(plan.inputs, runs), DEPTH);
+  plan.runs = quotient_up(plan.inputs, plan.run);
+  plan.x_stride = odd_lines(plan.run);
   const Index tile_rows = quotient_up(plan.steps, plan.tiles) * ROW_STEP;
   const Index tile_bytes = tile_rows * plan.run * static_cast<Index>(sizeof(Element));
   plan.blocks = quotient_up(plan.tiles, most(1, BLOCK_BYTES / tile_bytes));
@@ -113,30 +115,30 @@ Plan make_plan(const LinearArgs& args, Pool& pool) {
   return plan;
 }
 
-void prepare_row(const Plan& plan, Index row, float* scratch) {
+Element* prepared(const Plan& plan, Index run, Index row) {
+  return plan.x + (run * plan.steps * ROW_STEP + row) * plan.x_stride;
+}
+
+OCTAVO_INLINE float to_element(float value, float) { return value; }
+OCTAVO_INLINE Bf16 to_element(float value, Bf16) { return round_bf16(value); }
+
+// `row_scratch` holds K floats. Rows beyond the last are zeros.
+void prepare_row(const Plan& plan, Index row, float* row_scratch) {
   const LinearArgs& args = *plan.args;
   const Index width = args.weight.columns;
-  Element* const to = plan.x + row * plan.x_stride;
-  if (row >= args.rows) {
-    __builtin_memset(to, 0, static_cast<std::size_t>(plan.inputs) * sizeof(Element));
-    return;
-  }
   const float* from = args.x + row * width;
-#if OCTAVO_DOT
-  if (args.norm.weight != nullptr) {
-    normalise(from, width, args.norm, scratch);
-    from = scratch;
+  if (row < args.rows && args.norm.weight != nullptr) {
+    normalise(from, width, args.norm, row_scratch);
+    from = row_scratch;
   }
-  for (Index k = 0; k < width; ++k) to[k] = round_bf16(from[k]);
-#else
-  static_cast<void>(scratch);
-  if (args.norm.weight != nullptr) {
-    normalise(from, width, args.norm, to);
-  } else {
-    __builtin_memcpy(to, from, static_cast<std::size_t>(width) * sizeof(float));
+  const Index filled = row < args.rows ? width : 0;
+  for (Index run = 0; run < plan.runs; ++run) {
+    const Index start = run * plan.run, stop = least(start + plan.run, plan.inputs);
+    Element* const to = prepared(plan, run, row) - start;
+    Index k = start;
+    for (; k < least(stop, filled); ++k) to[k] = to_element(from[k], Element{});
+    for (; k < stop; ++k) to[k] = Element{};
   }
-#endif
-  for (Index k = width; k < plan.inputs; ++k) to[k] = Element{};
 }
 
 constexpr Index PREPARED_ROWS = 8;
@@ -151,8 +153,9 @@ void prepare_piece(void* state, Index piece, int thread) {
 
 void prepare(Plan& plan) {
   const Index rows = plan.steps * ROW_STEP;
+  const Index elements = plan.runs * rows * plan.x_stride;
   plan.x = static_cast<Element*>(
-      plan.pool->shared(static_cast<std::size_t>(rows * plan.x_stride) * sizeof(Element)));
+      plan.pool->shared(static_cast<std::size_t>(elements) * sizeof(Element)));
   const Index pieces = quotient_up(rows, PREPARED_ROWS);
   if (rows * plan.inputs > PREPARED_ALONE) {
     plan.pool->run(pieces, prepare_piece, &plan);
@@ -218,7 +221,8 @@ void finish(const Plan& plan, const float* sums, Index sums_stride, Index row, I
 // One run of inputs for all tiles of a block: group by group, each panel read once from memory
 // and then from cache.
 void multiply_run(const Plan& plan, Index first_tile, Index last_tile, Index panel, Index panels,
-                  Index input, float* sums, Index sums_stride) {
+                  Index run, float* sums, Index sums_stride) {
+  const Index input = run * plan.run;
   const Index top = tile_start(plan, first_tile);
   const Index group = TILES.of[tile_start(plan, first_tile + 1) - top].panels;
   TileArgs<Element> tile{};
@@ -226,12 +230,12 @@ void multiply_run(const Plan& plan, Index first_tile, Index last_tile, Index pan
   tile.panel_stride = plan.inputs * PANEL;
   tile.inputs = least(plan.run, plan.inputs - input);
   tile.sums_stride = sums_stride;
-  tile.first = input == 0;
+  tile.first = run == 0;
   for (Index p = 0; p < panels; p += group) {
     for (Index t = first_tile; t < last_tile; ++t) {
       const Index step = tile_start(plan, t);
       const Tiles& shape = TILES.of[tile_start(plan, t + 1) - step];
-      tile.x = plan.x + step * ROW_STEP * plan.x_stride + input;
+      tile.x = prepared(plan, run, step * ROW_STEP);
       for (Index q = p; q < least(p + group, panels);) {
         const bool whole = q + shape.panels <= least(p + group, panels);
         tile.panels = plan.args->weight.panels + (panel + q) * tile.panel_stride + input * PANEL;
@@ -254,8 +258,8 @@ void multiply_piece(void* state, Index piece, int thread) {
   float* const sums =
       static_cast<float*>(plan.pool->local(thread, static_cast<std::size_t>(sums_bytes)));
   open_tiles();
-  for (Index input = 0; input < plan.inputs; input += plan.run) {
-    multiply_run(plan, first_tile, last_tile, panel, panels, input, sums, sums_stride);
+  for (Index run = 0; run < plan.runs; ++run) {
+    multiply_run(plan, first_tile, last_tile, panel, panels, run, sums, sums_stride);
   }
   close_tiles();
   const Index row = tile_start(plan, first_tile) * ROW_STEP;

@@ -15,6 +15,13 @@ from octavo.ops.reference import ReferenceOps
 
 LENGTH = 83
 
+CASES = [
+    (kind, form)
+    for kind in hf.KINDS
+    for form in ("single", "sharded", "gguf")
+    if (kind, form) != ("llama-gelu", "gguf")  # GGUF's llama has no key for the activation
+]
+
 
 def make_ops(name: str) -> Ops:
     return ReferenceOps() if name == "reference" else NativeOps(threads=2)
@@ -44,35 +51,36 @@ def random_tokens(rng: np.random.Generator, count: int) -> list[int]:
     return rng.integers(0, hf.SIZES["vocab_size"], count).tolist()
 
 
-@pytest.mark.parametrize("form", ["single", "sharded", "gguf"])
-@pytest.mark.parametrize("kind", hf.KINDS)
+@pytest.mark.parametrize(("kind", "form"), CASES)
 def test_logits_are_those_of_transformers(
     kind: str, form: str, rng: np.random.Generator, tmp_path: Path
 ) -> None:
     """With float64 ops and a float32 pool nothing is rounded but in transformers itself.
 
-    Logits of these models are about 1 in size, its float32 sums err by 1e-6 a layer: 1e-4 leaves
-    room for the rare row that amplifies it, and is a hundredth of what any wrong switch does.
+    Its float32 sums leave 3e-6 of the logits' deviation (the largest of 8 models); the bound gives
+    ten times that, and a wrong switch makes a thousand times more.
     """
-    if (kind, form) == ("llama-gelu", "gguf"):
-        pytest.skip("GGUF's llama architecture has no key for another activation")
     reference = hf.random_model(rng, kind)
     decoder = load_model(saved(reference, tmp_path, form), ReferenceOps(), 256).decoder
     tokens = random_tokens(rng, LENGTH)
     found = prefill(decoder, rng, tokens, dtype=np.float32)
-    np.testing.assert_allclose(found, hf.logits(reference, tokens), atol=1e-4, rtol=0)
+    expected = hf.logits(reference, tokens)
+    np.testing.assert_allclose(found, expected, atol=3e-5 * expected.std(), rtol=0)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
 def test_native_logits_are_near(kind: str, rng: np.random.Generator, tmp_path: Path) -> None:
-    """bfloat16 keys, values and activations err by 2^-9 each; three layers leave about 1 %."""
+    """Keys and values in bfloat16 leave 0.15 % of the logits' deviation, 1 % at worst (8 models).
+
+    Sets that multiply in bfloat16 round activations too, by 2^-9 seven times a layer.
+    """
     reference = hf.random_model(rng, kind)
     decoder = load_model(saved(reference, tmp_path, "single"), NativeOps(threads=2), 256).decoder
     tokens = random_tokens(rng, LENGTH)
     expected = hf.logits(reference, tokens)
     error = prefill(decoder, rng, tokens) - expected
-    assert np.sqrt(np.mean(error**2)) <= 0.02 * expected.std()
-    assert np.abs(error).max() <= 0.15 * expected.std()
+    assert np.sqrt(np.mean(error**2)) <= 0.01 * expected.std()
+    assert np.abs(error).max() <= 0.08 * expected.std()
 
 
 @pytest.mark.parametrize("name", ["reference", "native"])

@@ -10,7 +10,7 @@ import safetensors.numpy
 from tests.models import hf
 
 from octavo.errors import ModelFileError, ModelNotFound, OctavoError
-from octavo.models.loader import load_model, read_spec
+from octavo.models.loader import load_model, open_model, read_spec
 from octavo.models.weights.pack import halve_pairs
 from octavo.ops.reference import ReferenceOps
 
@@ -112,6 +112,12 @@ def test_rotary_buffers_of_old_checkpoints_are_passed_over(folder: Path) -> None
 
 def test_read_spec_is_the_spec_of_the_model(folder: Path) -> None:
     assert read_spec(folder) == load_model(folder, ReferenceOps(), 16).spec
+
+
+def test_an_open_model_loads_without_its_path(folder: Path) -> None:
+    opened = open_model(folder)
+    (folder / "config.json").unlink()
+    assert load_model(opened, ReferenceOps(), 16).spec == opened.spec
 
 
 def test_weight_bytes_are_those_of_the_packed_matrices(folder: Path) -> None:

@@ -46,16 +46,38 @@ class Model:
         return self.decoder.weights.nbytes
 
 
-def read_spec(path: Path | str) -> ModelSpec:
-    """What the model at `path` is, without reading its weights.
+@dataclass(frozen=True, slots=True)
+class OpenModel:
+    """A model whose headers are read and checked, and whose weights are not read yet."""
+
+    spec: ModelSpec
+    names: WeightNames
+    checkpoint: Checkpoint
+
+
+def open_model(path: Path | str) -> OpenModel:
+    """Open the model at `path`: a GGUF file, or a folder that holds one model.
 
     Raises   ModelNotFound; ModelFileError when it is damaged or of a kind that Octavo does not run.
     """
-    return _open(Path(path))[0]
+    path = Path(path)
+    if not path.exists():
+        raise ModelNotFound(f"{path} does not exist")
+    gguf_path = gguf_in(path)
+    if gguf_path is not None:
+        return _open_gguf(gguf_path)
+    if not (path / CONFIG_NAME).exists():
+        raise ModelNotFound(f"{path} holds neither {CONFIG_NAME} nor a GGUF file")
+    return _open_folder(path)
+
+
+def read_spec(path: Path | str) -> ModelSpec:
+    """What the model at `path` is, without reading its weights. Raises as `open_model`."""
+    return open_model(path).spec
 
 
 def load_model(
-    path: Path | str,
+    source: OpenModel | Path | str,
     ops: Ops,
     max_tokens: int,
     *,
@@ -63,17 +85,19 @@ def load_model(
     max_context: int | None = None,
     threads: int = 2,
 ) -> Model:
-    """Load the model at `path` for steps of up to `max_tokens` tokens and `max_rows` logit rows.
+    """Load a model for steps of up to `max_tokens` tokens and `max_rows` logit rows.
 
+    `source` is a path, or what `open_model` gave for it, which saves reading the headers again.
     `max_context` shortens the context that the model allows. `threads` read and pack layers.
 
     Cost     every tensor is read once and dropped once packed, so that memory peaks little above
              the packed weights.
-    Raises   as `read_spec`; ModelFileError names a tensor that is missing, left over, of another
+    Raises   as `open_model`; ModelFileError names a tensor that is missing, left over, of another
              shape than the configuration says, or not finite.
     """
-    spec, names, checkpoint = _open(Path(path))
-    weights = pack_weights(spec, names, checkpoint, ops, threads=threads)
+    opened = source if isinstance(source, OpenModel) else open_model(source)
+    spec = opened.spec
+    weights = pack_weights(spec, opened.names, opened.checkpoint, ops, threads=threads)
     decoder = Decoder(
         spec,
         weights,
@@ -101,18 +125,7 @@ def gguf_in(path: Path) -> Path | None:
     return models[0] if models else None
 
 
-def _open(path: Path) -> tuple[ModelSpec, WeightNames, Checkpoint]:
-    if not path.exists():
-        raise ModelNotFound(f"{path} does not exist")
-    gguf_path = gguf_in(path)
-    if gguf_path is not None:
-        return _open_gguf(gguf_path)
-    if not (path / CONFIG_NAME).exists():
-        raise ModelNotFound(f"{path} holds neither {CONFIG_NAME} nor a GGUF file")
-    return _open_folder(path)
-
-
-def _open_gguf(path: Path) -> tuple[ModelSpec, WeightNames, Checkpoint]:
+def _open_gguf(path: Path) -> OpenModel:
     file = GGUFFile.open(path)
     architecture = file.metadata.get("general.architecture")
     family = GGUF_FAMILIES.get(architecture) if isinstance(architecture, str) else None
@@ -121,10 +134,11 @@ def _open_gguf(path: Path) -> tuple[ModelSpec, WeightNames, Checkpoint]:
             f"{path}: general.architecture is {architecture!r}, expected one of "
             f"{', '.join(GGUF_FAMILIES)}"
         )
-    return *family(file), file
+    spec, names = family(file)
+    return OpenModel(spec, names, file)
 
 
-def _open_folder(path: Path) -> tuple[ModelSpec, WeightNames, Checkpoint]:
+def _open_folder(path: Path) -> OpenModel:
     config = read_json(path / CONFIG_NAME)
     kind = config.get("model_type")
     family = CONFIG_FAMILIES.get(kind) if isinstance(kind, str) else None
@@ -139,4 +153,4 @@ def _open_folder(path: Path) -> tuple[ModelSpec, WeightNames, Checkpoint]:
     spec, names = family(
         Fields(path / CONFIG_NAME, config), Fields(generation_path, generation), checkpoint
     )
-    return spec, names, checkpoint
+    return OpenModel(spec, names, checkpoint)

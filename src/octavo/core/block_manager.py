@@ -162,6 +162,10 @@ class BlockManager:
             evicted=tuple(evicted),
         )
 
+    def covers(self, sequence: Sequence, upto: int) -> bool:
+        """Whether there is nothing to reserve: the tables reach every position below `upto`."""
+        return all(table.covers(upto) for table in sequence.tables)
+
     def reserve(self, sequence: Sequence, upto: int) -> Reservation | Shortage:
         """Make the tables of `sequence` cover every position below `upto`.
 

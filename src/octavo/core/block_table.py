@@ -12,6 +12,8 @@ class BlockTable:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._blocks: list[int] = []
+        self.peak = 0
+        """The most entries it ever had."""
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -22,6 +24,9 @@ class BlockTable:
     @property
     def blocks(self) -> tuple[int, ...]:
         return tuple(self._blocks)
+
+    def covers(self, upto: int) -> bool:
+        return upto <= len(self._blocks) * self._block_size
 
     def missing(self, upto: int) -> int:
         """How many blocks must be added to cover every position below `upto`.
@@ -35,6 +40,7 @@ class BlockTable:
         """Append blocks; returns the index of the first."""
         index = len(self._blocks)
         self._blocks.extend(blocks)
+        self.peak = max(self.peak, len(self._blocks))
         return index
 
     def clear(self) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
+from operator import attrgetter
 
 from octavo.core.sequence import Sequence
 
@@ -13,15 +14,16 @@ def service_order(running: Iterable[Sequence]) -> list[Sequence]:
     the budget is smaller than their number; then the rest by rank.
     """
 
-    def key(sequence: Sequence) -> tuple[bool, int, tuple[int, int]]:
-        decodes = sequence.demand == 1
-        return (not decodes, sequence.last_served if decodes else 0, sequence.rank)
-
-    return sorted(running, key=key)
+    decodes: list[Sequence] = []
+    others: list[Sequence] = []
+    for sequence in running:
+        (decodes if sequence.demand == 1 else others).append(sequence)
+    decodes.sort(key=attrgetter("last_served", "rank"))
+    return decodes + by_rank(others)
 
 
 def by_rank(sequences: Iterable[Sequence]) -> list[Sequence]:
-    return sorted(sequences, key=lambda sequence: sequence.rank)
+    return sorted(sequences, key=attrgetter("rank"))
 
 
 def victim_for(sequence: Sequence, running: Items[Sequence]) -> Sequence | None:

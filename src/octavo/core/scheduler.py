@@ -12,6 +12,8 @@ from bisect import insort
 from collections import deque
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import NamedTuple
 
 from octavo.core import policy
 from octavo.core.block_manager import Admission, BlockManager
@@ -60,8 +62,7 @@ class Counters:
     finished: dict[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(NamedTuple):
     """One sequence's share of a plan."""
 
     sequence: Sequence
@@ -200,7 +201,7 @@ class Scheduler:
         )
 
     def _queue(self, sequence: Sequence) -> None:
-        insort(self._waiting, sequence, key=lambda waiting: waiting.rank)
+        insort(self._waiting, sequence, key=attrgetter("rank"))
 
     # --- plan
 
@@ -222,7 +223,12 @@ class Scheduler:
 
     def _secure(self, draft: _Draft) -> None:
         """Find blocks for every grant, by rank; who ranks last yields, or waits in place."""
-        for sequence in policy.by_rank(draft.grants):
+        growing = [
+            sequence
+            for sequence, granted in draft.grants.items()
+            if not self.manager.covers(sequence, sequence.scheduled + granted)
+        ]
+        for sequence in policy.by_rank(growing):
             while sequence in draft.grants:
                 upto = sequence.scheduled + draft.grants[sequence]
                 reservation = self.manager.reserve(sequence, upto)

@@ -45,9 +45,12 @@ class Sequence:
         now: float,
     ) -> None:
         self.request = request
-        self.order = order
+        self.rank = (request.priority, order)
+        """Who goes first: lower priority value, then earlier arrival."""
         self.context = context
         self.tokens = [*request.prompt, *request.emitted]
+        self.last_position = len(request.prompt) + request.max_tokens - 1
+        """One past the last position that can ever need KV: the final token needs none."""
         self.state = State.WAITING
         self.row = NO_ROW
         self.epoch = 0
@@ -64,7 +67,6 @@ class Sequence:
         self._cached_tokens = 0
         self._recomputed_tokens = 0
         self.preemptions = 0
-        self._peak_blocks = 0
         self._arrival_s = now
         self._admitted_s: float | None = None
         self._first_token_s: float | None = None
@@ -72,11 +74,6 @@ class Sequence:
     @property
     def id(self) -> str:
         return self.request.id
-
-    @property
-    def rank(self) -> tuple[int, int]:
-        """Who goes first: lower priority value, then earlier arrival."""
-        return (self.request.priority, self.order)
 
     @property
     def length(self) -> int:
@@ -87,13 +84,8 @@ class Sequence:
         return len(self.tokens) - len(self.request.prompt)
 
     @property
-    def last_position(self) -> int:
-        """One past the last position that can ever need KV: the final token needs none."""
-        return len(self.request.prompt) + self.request.max_tokens - 1
-
-    @property
     def demand(self) -> int:
-        return max(0, min(self.length, self.last_position) - self.scheduled)
+        return min(len(self.tokens) + self.promised, self.last_position) - self.scheduled
 
     def become(self, state: State) -> None:
         assert state in TRANSITIONS[self.state], f"{self.id}: {self.state} → {state}"
@@ -120,7 +112,6 @@ class Sequence:
         self.last_served = plan_id
         if self.scheduled == self.length:
             self.promised += 1
-        self._peak_blocks = max(self._peak_blocks, sum(len(table) for table in self.tables))
 
     def compute(self, start: int, stop: int) -> None:
         self.computed = stop
@@ -153,5 +144,5 @@ class Sequence:
             admitted_s=self._admitted_s,
             first_token_s=self._first_token_s,
             finished_s=now,
-            peak_blocks=self._peak_blocks,
+            peak_blocks=sum(table.peak for table in self.tables),
         )

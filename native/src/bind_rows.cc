@@ -62,6 +62,18 @@ void rms_norm(Backend& backend, nb::handle x, nb::handle weight, float eps, nb::
   backend.run([&](const Kernels& kernels, Pool& pool) { kernels.rms_norm(args, pool); });
 }
 
+void argmax(Backend& backend, nb::handle logits, nb::handle out, nb::handle logprob) {
+  const Array in(logits, "logits", FLOAT32, 2, Access::read);
+  const Array tokens(out, "out", INT32, 1, Access::write);
+  const Array logprobs(logprob, "logprob", FLOAT32, 1, Access::write);
+  tokens.expect(0, in.size(0));
+  logprobs.expect(0, in.size(0));
+  const ArgmaxArgs args{in.as<const float>(), in.size(0), in.size(1), tokens.as<std::int32_t>(),
+                        logprobs.as<float>()};
+  if (args.vocabulary == 0) throw nb::value_error("logits must have at least one column");
+  backend.run([&](const Kernels& kernels, Pool& pool) { kernels.argmax(args, pool); });
+}
+
 void take_rows(Backend& backend, nb::handle x, nb::handle rows, nb::handle out) {
   const Array in(x, "x", FLOAT32, 2, Access::read);
   const Array chosen(rows, "rows", INT32, 1, Access::read);
@@ -92,6 +104,7 @@ void bind_rows(nb::class_<Backend>& backend, nb::module_& module) {
       .def("unpack", &unpack)
       .def("embed", &embed)
       .def("rms_norm", &rms_norm)
+      .def("argmax", &argmax)
       .def("take_rows", &take_rows);
 }
 

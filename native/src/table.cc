@@ -6,6 +6,7 @@ namespace octavo::OCTAVO_SET {
 void embed(const EmbedArgs&, Pool&);
 void linear(const LinearArgs&, Pool&);
 void rms_norm(const RmsNormArgs&, Pool&);
+void argmax(const ArgmaxArgs&, Pool&);
 void rope_write_kv(const RopeArgs&, Pool&);
 void paged_attention(const AttentionArgs&, Pool&);
 
@@ -14,6 +15,7 @@ const Kernels kernels = {
     .embed = embed,
     .linear = linear,
     .rms_norm = rms_norm,
+    .argmax = argmax,
     .rope_write_kv = rope_write_kv,
     .paged_attention = paged_attention,
 };

@@ -57,6 +57,7 @@ struct Kernels {
   void (*embed)(const EmbedArgs&, Pool&);
   void (*linear)(const LinearArgs&, Pool&);
   void (*rms_norm)(const RmsNormArgs&, Pool&);
+  void (*argmax)(const ArgmaxArgs&, Pool&);
   void (*rope_write_kv)(const RopeArgs&, Pool&);
   void (*paged_attention)(const AttentionArgs&, Pool&);
 };

@@ -100,6 +100,9 @@ class NativeOps:
     def copy_blocks(self, pool: BF16, sources: I32, targets: I32) -> None:
         self._backend.copy_blocks(_bits(pool), sources, targets)
 
+    def argmax(self, logits: F32, out: I32, logprob: F32) -> None:
+        self._backend.argmax(logits, out, logprob)
+
     def take_rows(self, x: F32, rows: I32, out: F32) -> None:
         self._backend.take_rows(x, rows, out)
 

@@ -274,6 +274,20 @@ def test_a_restarted_engine_goes_on_where_the_first_was_killed(random: Random) -
         assert tuple(serving.tokens["a"]) == answer
 
 
+def test_a_resumed_request_counts_only_its_prompt_as_cached(random: Random) -> None:
+    """Else usage said that more prompt tokens were cached than there were."""
+    serving = Serving()
+    whole = request("a", prompt(random, 8), 12)
+    serving.submit(whole)
+    serving.finish()
+    serving.submit(request("b", whole.prompt, 12, emitted=tuple(serving.tokens["a"][:9])))
+    serving.finish()
+    assert cached_tokens(serving, "b") == 16
+    ending = serving.endings["b"]
+    assert isinstance(ending, Finished)
+    assert ending.receipt.cached_tokens == ending.receipt.prompt_tokens == 8
+
+
 # --- the prefix cache, seen from outside
 
 

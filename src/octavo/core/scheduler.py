@@ -11,7 +11,7 @@ may be in flight; they are committed in the order in which they were made.
 from bisect import insort
 from collections import deque
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -195,10 +195,7 @@ class Scheduler:
         return None
 
     def _context_of(self, request: Request) -> Context:
-        base = self._context
-        return Context(
-            model=base.model, layout=base.layout, adapter=base.adapter, salt=request.salt
-        )
+        return replace(self._context, salt=request.salt)
 
     def _queue(self, sequence: Sequence) -> None:
         insort(self._waiting, sequence, key=attrgetter("rank"))

@@ -97,7 +97,7 @@ class Sequence:
         self.computed = self.scheduled = cached
         if self._admitted_s is None:
             self._admitted_s = now
-            self._cached_tokens = cached
+            self._cached_tokens = min(cached, len(self.request.prompt))
 
     def preempt(self) -> None:
         """Lose row and KV; keep tokens. Results in flight belong to the epoch before."""

@@ -1,0 +1,17 @@
+"""Every test of a native op runs in each instruction set that this machine has, and in the doubles
+of the others if the build brought them."""
+
+import pytest
+
+from octavo.ops.native import NativeOps, available_sets
+
+
+@pytest.fixture(params=available_sets())
+def isa(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def ops(isa: str) -> NativeOps:
+    """Two threads: that one gives the same bits has its own tests."""
+    return NativeOps(threads=2, isa=isa)

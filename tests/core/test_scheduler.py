@@ -5,9 +5,12 @@ from random import Random
 import pytest
 from tests.core.serving import Serving, Setup, constant_hash
 
+from octavo.core.block_manager import BlockManager
+from octavo.core.budget import Limits
 from octavo.core.events import Admitted, Chunked, Deferred, Evicted, Finished, Preempted, Refused
 from octavo.core.request import Request
-from octavo.simulate.oracle import answer_alone
+from octavo.core.scheduler import Scheduler
+from octavo.simulate.oracle import OracleRunner, answer_alone
 from octavo.units import ceil_div
 
 
@@ -125,6 +128,23 @@ def test_what_can_never_fit_is_refused_and_what_just_fits_is_served(random: Rand
     assert "6 KV blocks" in refused.message
     serving.finish()
     assert len(serving.tokens["fits"]) == 10
+
+
+def test_a_slab_larger_than_the_pool_is_refused_and_one_that_fits_is_served(
+    random: Random,
+) -> None:
+    """Refused at submit: it could never be admitted, and all would wait behind it."""
+    for slab_tokens, expected in ((33, Refused), (32, Finished)):
+        manager = BlockManager(blocks=8, block_size=4, slab_tokens=slab_tokens)
+        scheduler = Scheduler(manager, Limits(sequences=2, tokens=64))
+        oracle = OracleRunner(blocks=8, block_size=4)
+        events = list(scheduler.submit(request("a", prompt(random, 5), 3), 0.0))
+        while not scheduler.idle:
+            plan = scheduler.plan(0.0)
+            assert plan is not None
+            assert manager.pool.owned == 8
+            events += scheduler.commit(plan, oracle.execute(plan), 0.0)
+        assert isinstance(events[-1], expected)
 
 
 def test_an_id_that_is_live_is_refused(random: Random) -> None:

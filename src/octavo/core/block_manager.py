@@ -63,8 +63,8 @@ class BlockManager:
         return self._cache
 
     def blocks_for(self, positions: int) -> int:
-        """How many blocks `positions` positions take, over all layer groups."""
-        return self.groups * ceil_div(positions, self.block_size)
+        """How many blocks a sequence of `positions` positions takes, over all layer groups."""
+        return self.groups * ceil_div(max(positions, self._slab_tokens), self.block_size)
 
     def admit(self, sequence: Sequence, row: int, *, headroom: int) -> Admission | Shortage:
         """Cover every position the sequence has now, sharing what the prefix cache holds.
@@ -109,17 +109,13 @@ class BlockManager:
         self, sequence: Sequence, found: int, copied: int, headroom: int, freed: Collection[int]
     ) -> int:
         """How many blocks are missing to admit with these hits; 0 if none."""
-        needed = self.blocks_for(self._reserved(sequence)) - self.groups * (found - copied)
+        needed = self.blocks_for(len(sequence.tokens)) - self.groups * (found - copied)
         revived = sum(
             self.pool.is_cached(block) or block in freed
             for node in sequence.prefixes[:found]
             for block in node.blocks
         )
         return max(0, headroom + needed + revived - self.pool.available - len(freed))
-
-    def _reserved(self, sequence: Sequence) -> int:
-        """How many positions an admission covers."""
-        return max(len(sequence.tokens), self._slab_tokens)
 
     def _freed(self, leaving: Iterable[Sequence]) -> frozenset[int]:
         """The blocks that nobody but the `leaving` owns."""
@@ -138,9 +134,10 @@ class BlockManager:
         writes: list[TableWrite] = []
         copies: list[BlockCopy] = []
         evicted: list[int] = []
+        reserved = max(len(sequence.tokens), self._slab_tokens)
         for group, table in enumerate(sequence.tables):
             table.grow(tuple(blocks[group] for blocks in hits[:shared]))
-            taken = self.pool.take(table.missing(self._reserved(sequence)))
+            taken = self.pool.take(table.missing(reserved))
             assert not isinstance(taken, Shortage), "counted before"
             evicted += taken.evicted
             copies += [

@@ -1,16 +1,20 @@
-"""Contract C8 on the real model: forty mixed requests, and every way to serve them.
+"""Contract C8, end to end: forty mixed requests, and every way to serve them.
 
 Alone, together, in any order of arrival, in steps of 16, 64 or 2,048 tokens, with one thread or
 two, from a warm prefix cache, or in a pool so small that requests are preempted again and again:
-the tokens and log-probabilities of a request are equal, by ==, for each instruction set here.
+the tokens and log-probabilities of a request are equal, by ==. For each instruction set here on a
+small random network, whose near ties would show a change of one bit, and on the demo model.
 """
 
+import json
 import random
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from octavo.core.block_manager import BlockManager
 from octavo.core.budget import Limits
@@ -28,21 +32,22 @@ from octavo.runtime.storage import KVStorage
 REQUESTS = 40
 MAX_CONTEXT = 256
 SEQUENCES = 40
-VOCABULARY = 49152
 END = 2
 
 Answers = dict[str, tuple[tuple[int, float], ...]]
 
 
-def mixed_requests(seed: int) -> list[Request]:
+def mixed_requests(seed: int, vocabulary: int) -> list[Request]:
     """Greedy and seeded, short and long, some that share a beginning, some that may end early."""
     draw = random.Random(seed)
-    preamble = tuple(draw.randrange(100, 49000) for _ in range(50))
+
+    def words(count: int) -> tuple[int, ...]:
+        return tuple(draw.randrange(3, vocabulary) for _ in range(count))
+
+    preamble = words(50)
     requests = []
     for number in range(REQUESTS):
-        own = tuple(
-            draw.randrange(100, 49000) for _ in range(draw.choice((1, 3, 15, 16, 17, 40, 90)))
-        )
+        own = words(draw.choice((1, 3, 15, 16, 17, 40, 90)))
         sampling = draw.choice(
             (
                 Sampling(),
@@ -55,8 +60,8 @@ def mixed_requests(seed: int) -> list[Request]:
             Request(
                 id=f"r{number}",
                 prompt=preamble + own if draw.random() < 0.5 else own,
-                max_tokens=draw.choice((1, 4, 17, 30)),
-                min_tokens=draw.choice((0, 0, 3)),
+                max_tokens=draw.choice((1, 4, 17, 50)),
+                min_tokens=draw.choice((0, 0, 1)),
                 stop_token_ids=frozenset({END}),
                 sampling=sampling,
             )
@@ -64,21 +69,69 @@ def mixed_requests(seed: int) -> list[Request]:
     return requests
 
 
-class Bench:
-    """One loaded model; an engine of any size over it."""
+def write_network(folder: Path, seed: int) -> Path:
+    """A random Llama whose sizes are multiples of nothing that a kernel would like."""
+    hidden, heads, kv_heads, head, ffn, vocabulary, layers = 104, 6, 2, 20, 184, 500, 3
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "intermediate_size": ffn,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head,
+        "vocab_size": vocabulary,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+        "bos_token_id": 1,
+        "eos_token_id": END,
+    }
+    shapes = {"model.embed_tokens.weight": (vocabulary, hidden)}
+    for number in range(layers):
+        layer = f"model.layers.{number}"
+        shapes |= {
+            f"{layer}.self_attn.q_proj.weight": (heads * head, hidden),
+            f"{layer}.self_attn.k_proj.weight": (kv_heads * head, hidden),
+            f"{layer}.self_attn.v_proj.weight": (kv_heads * head, hidden),
+            f"{layer}.self_attn.o_proj.weight": (hidden, heads * head),
+            f"{layer}.mlp.gate_proj.weight": (ffn, hidden),
+            f"{layer}.mlp.up_proj.weight": (ffn, hidden),
+            f"{layer}.mlp.down_proj.weight": (hidden, ffn),
+            f"{layer}.input_layernorm.weight": (hidden,),
+            f"{layer}.post_attention_layernorm.weight": (hidden,),
+        }
+    shapes["model.norm.weight"] = (hidden,)
+    rng = np.random.default_rng(seed)
+    tensors = {
+        name: (rng.standard_normal(shape) * 0.15 + (len(shape) == 1)).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
-    def __init__(self, path: Path, isa: str) -> None:
-        self.path, self.isa = path, isa
-        self._models: dict[int, tuple[NativeOps, Model]] = {}
+
+@dataclass
+class Served:
+    """One model on one instruction set; an engine of any size over it."""
+
+    path: Path
+    isa: str
+    models: dict[int, tuple[NativeOps, Model]] = field(default_factory=dict)
 
     def model(self, threads: int) -> tuple[NativeOps, Model]:
-        if threads not in self._models:
+        if threads not in self.models:
             ops = NativeOps(threads=threads, isa=self.isa)
-            model = load_model(
-                self.path, ops, 2048, max_rows=SEQUENCES, max_context=MAX_CONTEXT, threads=2
+            self.models[threads] = (
+                ops,
+                load_model(self.path, ops, 2048, max_rows=SEQUENCES, max_context=MAX_CONTEXT),
             )
-            self._models[threads] = ops, model
-        return self._models[threads]
+        return self.models[threads]
 
     def engine(
         self, *, tokens: int = 512, threads: int = 2, blocks: int = 800, sequences: int = SEQUENCES
@@ -90,7 +143,8 @@ class Bench:
         manager = BlockManager(
             blocks=blocks, block_size=16, cache=PrefixCache(block_size=16, groups=1)
         )
-        return Engine(Scheduler(manager, Limits(sequences=sequences, tokens=tokens)), runner)
+        limits = Limits(sequences=sequences, tokens=tokens, watermark_blocks=0)
+        return Engine(Scheduler(manager, limits), runner)
 
 
 def serve(engine: Engine, requests: Sequence[Request], *, each_step: int | None = None) -> Answers:
@@ -112,46 +166,59 @@ def serve(engine: Engine, requests: Sequence[Request], *, each_step: int | None 
     return {name: tuple(tokens) for name, tokens in answers.items()}
 
 
-@pytest.fixture(scope="module", params=available_sets())
-def bench(request: pytest.FixtureRequest, demo_model_path: Path) -> Bench:
-    return Bench(demo_model_path, request.param)
+@pytest.fixture(scope="module", params=[*available_sets(), "demo"])
+def served(
+    request: pytest.FixtureRequest,
+    demo_model_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Served:
+    if request.param == "demo":
+        return Served(demo_model_path, available_sets()[0])
+    folder = tmp_path_factory.mktemp("network") / request.param
+    return Served(write_network(folder, random.SystemRandom().randrange(2**32)), request.param)
 
 
 @pytest.fixture(scope="module")
-def requests() -> list[Request]:
-    return mixed_requests(seed=random.SystemRandom().randrange(2**32))
+def requests(served: Served) -> list[Request]:
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"requests from seed {seed}")
+    return mixed_requests(seed, served.model(2)[1].spec.vocab_size)
 
 
 @pytest.fixture(scope="module")
-def together(bench: Bench, requests: list[Request]) -> Answers:
-    return serve(bench.engine(), requests)
+def together(served: Served, requests: list[Request]) -> Answers:
+    return serve(served.engine(), requests)
 
 
-def test_alone(bench: Bench, requests: list[Request], together: Answers) -> None:
+def test_alone(served: Served, requests: list[Request], together: Answers) -> None:
     for request in requests[::4]:
-        assert serve(bench.engine(), [request]) == {request.id: together[request.id]}
+        assert serve(served.engine(), [request]) == {request.id: together[request.id]}
 
 
-def test_in_any_order_of_arrival(bench: Bench, requests: list[Request], together: Answers) -> None:
+def test_in_any_order_of_arrival(
+    served: Served, requests: list[Request], together: Answers
+) -> None:
     shuffled = random.Random(1).sample(requests, len(requests))
-    assert serve(bench.engine(), shuffled, each_step=2) == together
+    assert serve(served.engine(), shuffled, each_step=2) == together
 
 
 @pytest.mark.parametrize("tokens", [16, 64, 2048])
 def test_in_steps_of_any_size(
-    bench: Bench, requests: list[Request], together: Answers, tokens: int
+    served: Served, requests: list[Request], together: Answers, tokens: int
 ) -> None:
     assert (
-        serve(bench.engine(tokens=tokens, sequences=min(tokens, SEQUENCES)), requests) == together
+        serve(served.engine(tokens=tokens, sequences=min(tokens, SEQUENCES)), requests) == together
     )
 
 
-def test_with_one_thread(bench: Bench, requests: list[Request], together: Answers) -> None:
-    assert serve(bench.engine(threads=1), requests) == together
+def test_with_one_thread(served: Served, requests: list[Request], together: Answers) -> None:
+    assert serve(served.engine(threads=1), requests) == together
 
 
-def test_from_a_warm_prefix_cache(bench: Bench, requests: list[Request], together: Answers) -> None:
-    engine = bench.engine()
+def test_from_a_warm_prefix_cache(
+    served: Served, requests: list[Request], together: Answers
+) -> None:
+    engine = served.engine()
     assert serve(engine, requests) == together
     again = [replace(request, id=f"again-{request.id}") for request in requests]
     hits_before = engine.status().prefix_tokens_hit
@@ -160,7 +227,9 @@ def test_from_a_warm_prefix_cache(bench: Bench, requests: list[Request], togethe
     assert engine.status().prefix_tokens_hit > hits_before
 
 
-def test_in_a_pool_that_preempts(bench: Bench, requests: list[Request], together: Answers) -> None:
-    engine = bench.engine(blocks=16)
+def test_in_a_pool_that_preempts(
+    served: Served, requests: list[Request], together: Answers
+) -> None:
+    engine = served.engine(blocks=14)
     assert serve(engine, requests) == together
-    assert engine.status().preemptions >= 5
+    assert engine.status().preemptions >= 3

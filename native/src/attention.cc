@@ -44,9 +44,10 @@ constexpr int beside(int rows) {
   return registers(rows, 2) <= REGISTERS ? 2 : 1;
 }
 
+// More than eight rows keep no unit busier, they only make more code.
 constexpr int most_rows() {
   int rows = 1;
-  while (rows < 12 && registers(rows + 1, 1) <= REGISTERS) ++rows;
+  while (rows < 8 && registers(rows + 1, 1) <= REGISTERS) ++rows;
   return rows;
 }
 

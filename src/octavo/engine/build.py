@@ -10,7 +10,7 @@ from octavo.core.prefix_cache import Context, PrefixCache
 from octavo.core.scheduler import Scheduler
 from octavo.engine.door import Door
 from octavo.engine.engine import Engine
-from octavo.models.loader import gguf_in, load_model, read_spec
+from octavo.models.loader import OpenModel, load_model, open_model
 from octavo.models.reference import resolve_reference
 from octavo.models.spec import ModelSpec
 from octavo.models.weights.gguf import GGUFFile
@@ -41,14 +41,14 @@ def build(config: EngineConfig, *, progress: bool = True, slab_tokens: int | Non
     Raises   SetupError of any kind: the message says what to change.
     """
     path = resolve_reference(config.model, progress=progress)
-    spec = read_spec(path)
+    opened = open_model(path)
+    spec = opened.spec
     resolved = resolve(config, facts_of(spec), read_machine())
     for line in boot_lines(resolved):
         logger.info("%s", line)
-    tokenizer = load_tokenizer(path)
     ops = NativeOps(threads=resolved.threads, isa=resolved.isa)
     model = load_model(
-        path,
+        opened,
         ops,
         resolved.limits.tokens,
         max_rows=resolved.limits.sequences,
@@ -68,7 +68,7 @@ def build(config: EngineConfig, *, progress: bool = True, slab_tokens: int | Non
     return Built(
         engine=Engine(_scheduler(resolved, context, slab_tokens), runner),
         door=Door(
-            tokenizer,
+            tokenizer_of(path, opened),
             max_model_len=resolved.max_model_len,
             vocab_size=spec.vocab_size,
             seed=config.seed,
@@ -106,9 +106,8 @@ def facts_of(spec: ModelSpec) -> ModelFacts:
     )
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
+def tokenizer_of(path: Path, opened: OpenModel) -> Tokenizer:
     """The tokenizer of the model at `path`, from its GGUF metadata or its tokenizer.json."""
-    gguf = gguf_in(path)
-    if gguf is None:
-        return Tokenizer.from_folder(path)
-    return Tokenizer.from_gguf(GGUFFile.open(gguf).metadata)
+    if isinstance(opened.checkpoint, GGUFFile):
+        return Tokenizer.from_gguf(opened.checkpoint.metadata)
+    return Tokenizer.from_folder(path)

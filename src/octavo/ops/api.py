@@ -113,7 +113,7 @@ class Rope:
 
 
 class Packed(Protocol):
-    """A weight matrix [N, K] in the order in which a backend streams it. Opaque but for its shape."""
+    """A weight matrix [N, K] in the order in which a backend streams it. Opaque but for shape."""
 
     @property
     def rows(self) -> int: ...
@@ -131,7 +131,7 @@ class Ops(Protocol):
         """`reference`, or `native` with its instruction set: `native-avx2`."""
 
     def pack(self, weight: BF16 | Sequence[BF16]) -> Packed:
-        """Pack [N, K] (several are stacked along N) for `linear` and `embed`. N, K are any size ≥ 1."""
+        """Pack [N, K] for `linear` and `embed`; several are stacked along N. Any N, K ≥ 1."""
 
     def pack_gated(self, gate: BF16, up: BF16) -> Packed:
         """Pack two [F, K] matrices so that `linear(..., gated=act)` gives act(gate·x) · (up·x)."""
@@ -155,7 +155,8 @@ class Ops(Protocol):
     ) -> None:
         """out = act(norm(x) · weightᵀ + bias), added to what `out` holds if `add`.
 
-        Shapes   x [T, K], out [T, N], or [T, F] for a gated pair; bias [N] (gated: [2F], gate then up).
+        Shapes   x [T, K], out [T, N], or [T, F] for a gated pair; bias [N], or [2F] for a gated
+                 pair, gate then up.
         """
 
     def rms_norm(self, x: F32, norm: Norm, out: F32) -> None:
@@ -164,19 +165,22 @@ class Ops(Protocol):
     def rope_write_kv(self, qkv: F32, batch: Batch, rope: Rope | None, kv: KVPages) -> None:
         """Rotate queries and keys in place, and write keys and values to their pages.
 
-        Shapes   qkv [T, (Hq + 2 Hk) · E], a row is queries, keys, values; Hq follows from the width.
+        Shapes   qkv [T, (Hq + 2 Hk) · E], a row is queries, keys, values; Hq follows from it.
                  Rotation covers the first E_rot elements of each head; None rotates nothing.
         """
 
     def paged_attention(
         self, qkv: F32, batch: Batch, kv: KVPages, out: F32, *, scale: float
     ) -> None:
-        """Causal attention of each row's queries over positions 0 … its own, read through the table.
+        """Causal attention of each row over positions 0 … its own, read through the table.
 
-        Shapes   qkv as left by `rope_write_kv`, out [T, Hq · E]. Query head h uses KV head h // (Hq / Hk).
-        Rule     softmax over partitions of 256 positions counted from 0, merged in order. Positions after
-                 the row's own and slots never written contribute exactly zero, even if they hold NaN.
-        Source   Kwon et al. 2023 (arXiv:2309.06180) §4.3; Milakov & Gimelshein 2018 (arXiv:1805.02867).
+        Shapes   qkv as left by `rope_write_kv`, out [T, Hq · E]. Query head h uses KV head
+                 h // (Hq / Hk).
+        Rule     softmax over partitions of 256 positions counted from 0, merged in order. Positions
+                 after the row's own and slots never written contribute exactly zero, even if they
+                 hold NaN.
+        Source   Kwon et al. 2023 (arXiv:2309.06180) §4.3; Milakov & Gimelshein 2018
+                 (arXiv:1805.02867).
         """
 
     def copy_blocks(self, pool: BF16, sources: I32, targets: I32) -> None:
@@ -186,5 +190,8 @@ class Ops(Protocol):
         """out[r] = x[rows[r]]."""
 
     def argmax(self, logits: F32, out: I32, logprob: F32) -> None:
-        """The first highest logit of each row and its log-probability. A row that holds NaN or +inf,
-        or no finite value, gives -1. Shapes: logits [R, V], out [R], logprob [R]."""
+        """The first highest logit of each row and its log-probability.
+
+        A row that holds NaN or +inf, or no finite value, gives -1.
+        Shapes   logits [R, V], out int32 [R], logprob float32 [R].
+        """

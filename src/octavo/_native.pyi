@@ -36,4 +36,25 @@ class Backend:
     ) -> None: ...
     def rms_norm(self, x: F32, weight: F32, eps: float, out: F32) -> None: ...
     def argmax(self, logits: F32, out: I32, logprob: F32) -> None: ...
+    def rope_write_kv(
+        self,
+        qkv: F32,
+        rows: tuple[I32, I32, I32],
+        cos: F32 | None,
+        sin: F32 | None,
+        pool: BF16,
+        layer: int,
+        table: I32,
+    ) -> None: ...
+    def paged_attention(
+        self,
+        qkv: F32,
+        rows: tuple[I32, I32, I32],
+        pool: BF16,
+        layer: int,
+        table: I32,
+        out: F32,
+        scale: float,
+    ) -> None: ...
+    def copy_blocks(self, pool: BF16, sources: I32, targets: I32) -> None: ...
     def take_rows(self, x: F32, rows: I32, out: F32) -> None: ...

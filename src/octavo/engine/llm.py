@@ -1,12 +1,13 @@
 """LLM: a model in this process, for scripts and notebooks."""
 
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from octavo.config import EngineConfig
+from octavo.config import load_config
 from octavo.core.events import FinishReason, Receipt, Refused
 from octavo.engine.build import build
 from octavo.engine.door import Ticket
@@ -40,14 +41,17 @@ class LLM:
     """Loads a model and answers prompts, many at a time. Not for use from several threads at once.
 
     `model` is a reference: a folder or file, `demo`, `pypi:PACKAGE==VERSION/FILE`, `hf:ORG/REPO`.
-    Settings are the fields of `EngineConfig`.
+    Settings are the fields of `EngineConfig`; those not given are taken from the environment.
+
+    Raises   SetupError: a setting, the model or the machine does not allow it.
 
     >>> llm = LLM("demo")                                                        # doctest: +SKIP
     >>> llm.generate(["The capital of France is"])[0].text                       # doctest: +SKIP
     """
 
     def __init__(self, model: str = "demo", **settings: Any) -> None:
-        built = build(EngineConfig(model=model, **settings))
+        config, _ = load_config({"model": model, **settings}, os.environ)
+        built = build(config)
         self._engine = built.engine
         self._door = built.door
         self.resolved = built.resolved

@@ -2,12 +2,14 @@
 
 import asyncio
 import logging
+import signal
 import socket
 import sys
-from importlib.metadata import version
+from types import FrameType
 
 import uvicorn
 
+from octavo import __version__
 from octavo.config import EngineConfig, Sources
 from octavo.engine.build import Built, build
 from octavo.engine.client import AsyncClient
@@ -52,9 +54,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 async def _serve(config: EngineConfig, built: Built, listener: socket.socket) -> None:
     client = AsyncClient(built.engine)
-    settings = ServeSettings(
-        model_names=(built.resolved.served_model_name,), version=version("octavo")
-    )
+    settings = ServeSettings(model_names=(built.resolved.served_model_name,), version=__version__)
     server = uvicorn.Server(
         uvicorn.Config(
             create_app(client, built.door, settings),
@@ -65,11 +65,18 @@ async def _serve(config: EngineConfig, built: Built, listener: socket.socket) ->
         )
     )
     await client.start()
+    # The server raises the signal that ended it once more, when it has put back these handlers.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _do_nothing)
     try:
         _announce(built, listener)
         await server.serve(sockets=[listener])
     finally:
         await client.close()
+
+
+def _do_nothing(number: int, frame: FrameType | None) -> None:
+    """The server has shut down already."""
 
 
 def _announce(built: Built, listener: socket.socket) -> None:

@@ -1,6 +1,7 @@
 // The bfloat16 units in plain C++, with the rounding that the manual gives: every product and sum
 // to nearest even, subnormal inputs and results taken as zero.
-// Source: Intel 64 and IA-32 Architectures Software Developer's Manual, vol. 2: VDPBF16PS, TDPBF16PS.
+// Source: Intel 64 and IA-32 Architectures Software Developer's Manual, vol. 2: VDPBF16PS,
+// TDPBF16PS.
 #pragma once
 
 #include "../src/vector.h"
@@ -21,7 +22,8 @@ OCTAVO_INLINE Floats dot_pairs(Words a, Words b, Floats sums) {
   for (int i = 0; i < LANES; ++i) {
     const std::uint32_t x = a[i], y = b[i];
     float sum = flushed(sums[i]);
-    sum = add_product(static_cast<std::uint16_t>(x >> 16), static_cast<std::uint16_t>(y >> 16), sum);
+    sum =
+        add_product(static_cast<std::uint16_t>(x >> 16), static_cast<std::uint16_t>(y >> 16), sum);
     sum = add_product(static_cast<std::uint16_t>(x), static_cast<std::uint16_t>(y), sum);
     sums[i] = sum;
   }
@@ -62,7 +64,8 @@ static inline void load_tile(int tile, const void* from, Index stride_bytes) {
 static inline void store_tile(int tile, void* to, Index stride_bytes) {
   if (!tiles_are_open) __builtin_trap();
   for (int row = 0; row < 16; ++row) {
-    __builtin_memcpy(static_cast<unsigned char*>(to) + row * stride_bytes, tiles[tile].bytes[row], 64);
+    __builtin_memcpy(static_cast<unsigned char*>(to) + row * stride_bytes, tiles[tile].bytes[row],
+                     64);
   }
 }
 

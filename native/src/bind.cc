@@ -12,7 +12,9 @@ namespace octavo {
 
 namespace {
 
-[[noreturn]] void raise_value(const std::string& message) { throw nb::value_error(message.c_str()); }
+[[noreturn]] void raise_value(const std::string& message) {
+  throw nb::value_error(message.c_str());
+}
 
 [[noreturn]] void raise_type(const std::string& message) { throw nb::type_error(message.c_str()); }
 

@@ -1,7 +1,7 @@
 // Binding of `linear`.
-#include "bind.h"
-
 #include <optional>
+
+#include "bind.h"
 
 namespace nb = nanobind;
 
@@ -48,8 +48,8 @@ void linear(Backend& backend, nb::handle x, const Packed& weight, nb::handle out
 
 void bind_linear(nb::class_<Backend>& backend) {
   backend.def("linear", &linear, nb::arg("x"), nb::arg("weight"), nb::arg("out"),
-              nb::arg("norm_weight").none(), nb::arg("eps"), nb::arg("bias").none(),
-              nb::arg("add"), nb::arg("gate"));
+              nb::arg("norm_weight").none(), nb::arg("eps"), nb::arg("bias").none(), nb::arg("add"),
+              nb::arg("gate"));
 }
 
 }  // namespace octavo

@@ -1,7 +1,7 @@
 // Bindings of packed weights and of the kernels that treat rows one by one.
-#include "bind.h"
-
 #include <nanobind/stl/unique_ptr.h>
+
+#include "bind.h"
 
 namespace nb = nanobind;
 
@@ -57,8 +57,8 @@ void rms_norm(Backend& backend, nb::handle x, nb::handle weight, float eps, nb::
   scale.expect(0, in.size(1));
   to.expect(0, in.size(0));
   to.expect(1, in.size(1));
-  const RmsNormArgs args{in.as<const float>(), in.size(0), in.size(1),
-                         {scale.as<const float>(), eps}, to.as<float>()};
+  const RmsNormArgs args{
+      in.as<const float>(), in.size(0), in.size(1), {scale.as<const float>(), eps}, to.as<float>()};
   backend.run([&](const Kernels& kernels, Pool& pool) { kernels.rms_norm(args, pool); });
 }
 

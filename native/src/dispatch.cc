@@ -9,14 +9,14 @@
 #endif
 
 // X(name, condition): every set, the quickest first.
-#define OCTAVO_SETS(X)                                  \
-  X(amx, machine.amx)                                   \
-  X(avx512_bf16, machine.avx512_bf16)                   \
-  X(avx512, machine.avx512)                             \
-  X(avx2, machine.avx2)                                 \
-  X(portable, true)                                     \
-  X(amx_emulated, machine.avx2)                         \
-  X(avx512_bf16_emulated, machine.avx2)                 \
+#define OCTAVO_SETS(X)                  \
+  X(amx, machine.amx)                   \
+  X(avx512_bf16, machine.avx512_bf16)   \
+  X(avx512, machine.avx512)             \
+  X(avx2, machine.avx2)                 \
+  X(portable, true)                     \
+  X(amx_emulated, machine.avx2)         \
+  X(avx512_bf16_emulated, machine.avx2) \
   X(avx512_emulated, machine.avx2)
 
 namespace octavo {

@@ -16,12 +16,12 @@ namespace octavo::OCTAVO_SET {
 namespace {
 
 // Measured on Zen 3 (32 KiB and 512 KiB of cache a core).
-constexpr Index RUN_INPUTS = 640;               // of one panel: 20 KiB
-constexpr Index BLOCK_BYTES = 192 * 1024;       // of x in one block and run
-constexpr Index CHUNK_BYTES = 64 * 1024;        // of weights in a piece, at least
-constexpr Index CHUNK_PANELS = 16;              // in a piece, at most
-constexpr Index PIECES_PER_THREAD = 6;          // wanted, so that a slow thread holds nobody up
-constexpr Index PREPARED_ALONE = 16 * 1024;     // elements of x; more are shared out
+constexpr Index RUN_INPUTS = 640;            // of one panel: 20 KiB
+constexpr Index BLOCK_BYTES = 192 * 1024;    // of x in one block and run
+constexpr Index CHUNK_BYTES = 64 * 1024;     // of weights in a piece, at least
+constexpr Index CHUNK_PANELS = 16;           // in a piece, at most
+constexpr Index PIECES_PER_THREAD = 6;       // wanted, so that a slow thread holds nobody up
+constexpr Index PREPARED_ALONE = 16 * 1024;  // elements of x; more are shared out
 
 constexpr Index least(Index a, Index b) { return a < b ? a : b; }
 constexpr Index most(Index a, Index b) { return a > b ? a : b; }
@@ -61,15 +61,15 @@ struct Plan {
   Pool* pool;
   Element* x;      // prepared: [runs, steps · ROW_STEP, x_stride]
   Index x_stride;  // an odd number of cache lines: rows spread over all cache sets
-  Index inputs;   // K, padded
-  Index run;      // inputs of one run
+  Index inputs;    // K, padded
+  Index run;       // inputs of one run
   Index runs;
-  Index steps;    // of rows
-  Index tiles;    // of rows; their sizes differ by one step at most
-  Index block;    // tiles in a block
+  Index steps;  // of rows
+  Index tiles;  // of rows; their sizes differ by one step at most
+  Index block;  // tiles in a block
   Index blocks;
   Index panels;
-  Index chunk;    // panels in a piece
+  Index chunk;  // panels in a piece
   Index chunks;
   Index widest_block;  // rows in the largest block
 };
@@ -108,7 +108,8 @@ Plan make_plan(const LinearArgs& args, Pool& pool) {
   const Index group = TILES.of[least(plan.steps, MAX_STEPS)].panels;
   const Index pieces = quotient_up(pool.threads() * PIECES_PER_THREAD, plan.blocks);
   const Index panel_bytes = plan.inputs * PANEL * 2;
-  const Index wanted = most(plan.panels / pieces, quotient_up(CHUNK_BYTES, panel_bytes * plan.blocks));
+  const Index wanted =
+      most(plan.panels / pieces, quotient_up(CHUNK_BYTES, panel_bytes * plan.blocks));
   plan.chunk = OCTAVO_PADDED(least(most(wanted, 1), CHUNK_PANELS), most(group, unit));
   if (unit == 2 && plan.chunk % 2 != 0) plan.chunk += 1;
   plan.chunks = quotient_up(plan.panels, plan.chunk);
@@ -254,7 +255,8 @@ void multiply_piece(void* state, Index piece, int thread) {
   const Index panel = piece % plan.chunks * plan.chunk;
   const Index panels = least(plan.chunk, plan.panels - panel);
   const Index sums_stride = panels * PANEL;
-  const Index sums_bytes = plan.widest_block * plan.chunk * PANEL * static_cast<Index>(sizeof(float));
+  const Index sums_bytes =
+      plan.widest_block * plan.chunk * PANEL * static_cast<Index>(sizeof(float));
   float* const sums =
       static_cast<float*>(plan.pool->local(thread, static_cast<std::size_t>(sums_bytes)));
   open_tiles();

@@ -12,7 +12,9 @@ namespace {
 
 constexpr std::size_t HUGE_PAGE = std::size_t{2} << 20;
 
-std::size_t rounded(std::size_t bytes, std::size_t step) { return (bytes + step - 1) / step * step; }
+std::size_t rounded(std::size_t bytes, std::size_t step) {
+  return (bytes + step - 1) / step * step;
+}
 
 // Zeroed, straight from the system; the unused head and tail of the mapping go back at once.
 void* map_zeroed(std::size_t bytes) {
@@ -99,8 +101,7 @@ Index pieces_of(Index rows) { return (rows + PIECE_ROWS - 1) / PIECE_ROWS; }
 
 Packed::Packed(Index rows, Index columns, bool gated)
     : rows_(rows), columns_(columns), gated_(gated) {
-  const Index padded =
-      gated ? 2 * OCTAVO_PADDED(rows / 2, PANEL) : OCTAVO_PADDED(rows, PANEL);
+  const Index padded = gated ? 2 * OCTAVO_PADDED(rows / 2, PANEL) : OCTAVO_PADDED(rows, PANEL);
   bytes_ = static_cast<std::size_t>(padded * OCTAVO_PADDED(columns, DEPTH)) * sizeof(Bf16);
   bytes_ = rounded(bytes_, 4096);
   panels_ = static_cast<Bf16*>(map_zeroed(bytes_));

@@ -17,8 +17,8 @@ void embed_piece(void* state, Index row, int) {
   const EmbedArgs& args = *static_cast<const EmbedArgs*>(state);
   const Index width = args.table.columns;
   const Index token = args.tokens[row];
-  const Bf16* source = args.table.panels +
-                       token / PANEL * PANEL * OCTAVO_PADDED(width, DEPTH) + token % PANEL * 2;
+  const Bf16* source =
+      args.table.panels + token / PANEL * PANEL * OCTAVO_PADDED(width, DEPTH) + token % PANEL * 2;
   float* out = args.out + row * width;
   for (Index k = 0; k + 1 < width; k += 2) {
     out[k] = widen(source[k * PANEL]);

@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PORT ?= 8000
+BENCH ?= --workload benchmarks/workloads/W1.json
 NATIVE := CMakeLists.txt $(shell find native -type f 2>/dev/null)
 CPP := $(shell find native -name '*.cc' -o -name '*.h' 2>/dev/null)
 BUILD_NEEDS := 'scikit-build-core>=1.1' 'nanobind>=3.1'
@@ -20,7 +21,7 @@ help:
 	@echo 'make test    set up and run every test'
 	@echo 'make build   build and install Octavo into $(VENV)'
 	@echo 'make lint    ruff and clang-format        make types   mypy --strict'
-	@echo 'make format  put the sources in order     make bench   BENCH="--workload FILE"'
+	@echo 'make format  put the sources in order     make bench   octavo bench throughput $$(BENCH)'
 	@echo 'make clean   remove $(VENV) and build'
 
 serve: $(VENV)/.built

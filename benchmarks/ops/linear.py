@@ -89,7 +89,7 @@ def compiled() -> Iterator[ctypes.CDLL]:
 
 
 def ceilings(threads: int) -> tuple[float, float]:
-    """GFLOP/s of multiply-adds and GB/s of reading, with `threads` at once.
+    """GFLOP/s of multiply-adds and GB/s of reading: the sum over `threads` that run at once.
 
     In pieces of a fraction of a millisecond, so that some run undisturbed on a busy machine.
     """
@@ -97,28 +97,22 @@ def ceilings(threads: int) -> tuple[float, float]:
     values = np.ones((threads, slices, floats), np.float32)
     with compiled() as loops, ThreadPoolExecutor(threads) as pool:
         loops.multiply_add.restype = ctypes.c_double
-        operations: float = threads * loops.multiply_add(ctypes.c_int64(rounds))
-        turns = cycle(range(slices))
+        operations: float = loops.multiply_add(ctypes.c_int64(1)) * rounds
 
-        def multiply(_: int) -> None:
-            loops.multiply_add(ctypes.c_int64(rounds))
+        def multiply_rate(_: int) -> float:
+            count = ctypes.c_int64(rounds)
+            return operations / best_s(lambda: loops.multiply_add(count), 1)
 
-        def read(thread: int, turn: int) -> None:
-            start = ctypes.c_void_p(values[thread, turn].ctypes.data)
-            loops.read_floats(start, ctypes.c_int64(floats))
+        def read_rate(thread: int) -> float:
+            count = ctypes.c_int64(floats)
+            parts = cycle([ctypes.c_void_p(part.ctypes.data) for part in values[thread]])
+            size_bytes: int = values[thread, 0].nbytes
+            return size_bytes / best_s(lambda: loops.read_floats(next(parts), count), 1)
 
-        def everywhere(work: Callable[[int], None]) -> None:
-            others = [pool.submit(work, thread) for thread in range(1, threads)]
-            work(0)
-            for other in others:
-                other.result()
+        def total(rate: Callable[[int], float]) -> float:
+            return sum(pool.map(rate, range(threads))) / 1e9
 
-        def read_everywhere() -> None:
-            turn = next(turns)
-            everywhere(lambda thread: read(thread, turn))
-
-        multiply_s, read_s = best_s(lambda: everywhere(multiply), 1), best_s(read_everywhere, 1)
-    return operations / multiply_s / 1e9, threads * 4 * floats / read_s / 1e9
+        return total(multiply_rate), total(read_rate)
 
 
 def time_octavo(ops: NativeOps, shape: Shape, rows: int, rng: np.random.Generator) -> float:

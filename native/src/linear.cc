@@ -110,8 +110,7 @@ Plan make_plan(const LinearArgs& args, Pool& pool) {
   const Index panel_bytes = plan.inputs * PANEL * 2;
   const Index wanted =
       most(plan.panels / pieces, quotient_up(CHUNK_BYTES, panel_bytes * plan.blocks));
-  plan.chunk = OCTAVO_PADDED(least(most(wanted, 1), CHUNK_PANELS), most(group, unit));
-  if (unit == 2 && plan.chunk % 2 != 0) plan.chunk += 1;
+  plan.chunk = OCTAVO_PADDED(least(most(wanted, 1), CHUNK_PANELS), group * unit);
   plan.chunks = quotient_up(plan.panels, plan.chunk);
   return plan;
 }

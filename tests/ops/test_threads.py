@@ -1,0 +1,58 @@
+"""The pool of threads: every piece is done once, whoever is there to do it."""
+
+import subprocess
+import sys
+
+import numpy as np
+from tests.ops.arrays import guarded, random_weight
+
+from octavo.ops.native import NativeOps
+
+FORK = """
+import os
+import numpy as np
+from octavo.ops.native import NativeOps
+
+ops = NativeOps(threads=2)
+weight = ops.pack(np.ones((640, 64), "bfloat16"))
+x = np.random.default_rng().standard_normal((40, 64), np.float32)
+before, after = (np.full((40, 640), np.nan, np.float32) for _ in range(2))
+ops.linear(x, weight, before)
+child = os.fork()
+ops.linear(x, weight, after)
+same = (before == after).all()
+if child == 0:
+    del ops
+    os._exit(0 if same else 1)
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) or not same)
+"""
+
+
+def test_a_forked_child_computes_alone() -> None:
+    subprocess.run([sys.executable, "-c", FORK], check=True)
+
+
+def test_more_threads_than_cores_or_pieces(rng: np.random.Generator, isa: str) -> None:
+    weight = random_weight(rng, 300, 96)
+    x = rng.standard_normal((50, 96), np.float32)
+    results = []
+    for threads in (1, 3, 7):
+        ops = NativeOps(threads=threads, isa=isa)
+        packed = ops.pack(weight)
+        for _ in range(20):
+            out, _ = guarded(50, 300)
+            ops.linear(x, packed, out)
+            results.append(out)
+    assert all((result == results[0]).all() for result in results)
+
+
+def test_pools_come_and_go(rng: np.random.Generator) -> None:
+    weight, x = random_weight(rng, 300, 96), rng.standard_normal((50, 96), np.float32)
+    expected, _ = guarded(50, 300)
+    first = NativeOps(threads=2)
+    packed = first.pack(weight)
+    first.linear(x, packed, expected)
+    for _ in range(30):
+        out, _ = guarded(50, 300)
+        NativeOps(threads=2).linear(x, packed, out)
+        assert (out == expected).all()

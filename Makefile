@@ -70,5 +70,6 @@ $(VENV)/.built: $(VENV)/.tools pyproject.toml $(NATIVE)
 $(VENV)/.tested: $(VENV)/.built
 	$(BIN)/python -c 'import torch' 2>/dev/null || $(PIP) install --quiet $(TORCH)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install --quiet --no-build-isolation \
-	  --config-settings=cmake.define.OCTAVO_EMULATE=ON --editable '.[test]'
+	  --config-settings=cmake.define.OCTAVO_EMULATE=ON --config-settings=cmake.define.OCTAVO_WERROR=ON \
+	  --editable '.[test]'
 	@touch $@

@@ -8,7 +8,7 @@ build=${BUILD:-$root/build/dev}
 PATH=$(dirname -- "$python"):$PATH
 cmake -S "$root" -B "$build" -G Ninja --log-level=WARNING \
   -DPython_EXECUTABLE="$python" -Dnanobind_DIR="$("$python" -m nanobind --cmake_dir)" \
-  -DOCTAVO_EMULATE=ON "$@"
+  -DOCTAVO_EMULATE=ON -DOCTAVO_WERROR=ON "$@"
 cmake --build "$build"
 # Renamed into place: a process that runs the old library keeps it.
 for library in "$build"/_native*.so; do

@@ -1,5 +1,9 @@
 """The crank, turned with doubles for the runner."""
 
+import logging
+
+import pytest
+
 from octavo.core.block_manager import BlockManager
 from octavo.core.budget import Limits
 from octavo.core.events import Event, Finished, Token
@@ -85,3 +89,34 @@ def test_cancelled_requests_free_their_blocks_at_once() -> None:
     assert ended.reason == "abort"
     assert engine.status().blocks_owned == 0
     assert engine.cancel("a") == ()
+
+
+def test_the_debug_log_has_every_decision_and_end_with_its_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine, _ = make_engine()
+    caplog.set_level(logging.DEBUG, logger="octavo.engine.engine")
+    engine.submit(Request(id="elder", prompt=(1,) * 20, max_tokens=44))
+    engine.submit(Request(id="younger", prompt=(2,) * 20, max_tokens=44))
+    engine.submit(Request(id="giant", prompt=(3,) * 200, max_tokens=1))
+    run(engine)
+    text = caplog.text
+    for record in (
+        "Admitted(request_id='elder', row=0, tokens=20, cached_tokens=0, blocks_found=0,",
+        "Chunked(request_id='elder', granted=16, demand=20)",
+        "Deferred(request_id='younger', limit='tokens'",
+        "Preempted(request_id='younger', beneficiary='elder', mode='recompute'",
+        "resumed=True",
+        "Refused(request_id='giant', limit='blocks'",
+        "Finished(request_id='elder', reason='length'",
+    ):
+        assert record in text, record
+    assert "Token(" not in text
+
+
+def test_nothing_is_logged_of_decisions_by_default(caplog: pytest.LogCaptureFixture) -> None:
+    engine, _ = make_engine()
+    caplog.set_level(logging.INFO, logger="octavo.engine.engine")
+    engine.submit(Request(id="a", prompt=(1,) * 20, max_tokens=3))
+    run(engine)
+    assert caplog.records == []

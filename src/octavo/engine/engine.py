@@ -2,10 +2,10 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from octavo.core.events import Event
+from octavo.core.events import Decision, Event, Token
 from octavo.core.plan import RowFailed, Runner, StepPlan, StepResult
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler
@@ -58,10 +58,10 @@ class Engine:
         return self.scheduler.idle
 
     def submit(self, request: Request) -> tuple[Event, ...]:
-        return self.scheduler.submit(request, self._clock())
+        return self._told(self.scheduler.submit(request, self._clock()))
 
     def cancel(self, request_id: str) -> tuple[Event, ...]:
-        return self.scheduler.cancel(request_id, self._clock())
+        return self._told(self.scheduler.cancel(request_id, self._clock()))
 
     def step(self) -> tuple[Event, ...]:
         """Compute one step, if there is anything to compute; returns what came of it."""
@@ -69,10 +69,21 @@ class Engine:
         plan = self.scheduler.plan(started)
         if plan is None:
             return ()
+        self._tell(plan.decisions)
         events = self.scheduler.commit(plan, self._execute(plan), self._clock())
         self._stepped_at_s = self._clock()
         self._last_step_s = self._stepped_at_s - started
+        return self._told(events)
+
+    def _told(self, events: tuple[Event, ...]) -> tuple[Event, ...]:
+        self._tell(event for event in events if not isinstance(event, Token))
         return events
+
+    def _tell(self, records: Iterable[Decision | Event]) -> None:
+        """Log at debug level what was decided and why, and how each request ended."""
+        if logger.isEnabledFor(logging.DEBUG):
+            for record in records:
+                logger.debug("step %d: %s", self.scheduler.counters.steps, record)
 
     def _execute(self, plan: StepPlan) -> StepResult:
         """Run the plan; if the runner fails, the requests of this step fail, and no other."""

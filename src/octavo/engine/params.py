@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from octavo.core.request import Sampling
 from octavo.errors import InvalidRequest
@@ -17,7 +18,8 @@ class SamplingParams:
     `temperature` 0 takes the likeliest token. `top_k` 0 or -1, `top_p` 1 and `min_p` 0 are off. The
     same `seed` gives the same answer whoever else is served; None draws one. `max_tokens` None is
     the rest of the context. Before `min_tokens` tokens no end token and no stop string ends the
-    answer. `ignore_eos` goes on past the model's own end. A lower `priority` goes first.
+    answer. `ignore_eos` goes on past the model's own end. A lower `priority` goes first. `stop` may
+    also be one text, and lists are taken for tuples.
 
     Raises   InvalidRequest naming the field that is out of range.
     """
@@ -37,8 +39,10 @@ class SamplingParams:
     priority: int = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
+        object.__setattr__(self, "stop", _listed("stop", self.stop))
+        object.__setattr__(
+            self, "stop_token_ids", _listed("stop_token_ids", self.stop_token_ids, text=False)
+        )
         _in_range("temperature", self.temperature, 0.0, 100.0)
         _in_range("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _in_range("min_p", self.min_p, 0.0, 1.0)
@@ -53,6 +57,11 @@ class SamplingParams:
                 raise InvalidRequest(
                     f"min_tokens is {self.min_tokens}, more than max_tokens {self.max_tokens}",
                     param="min_tokens",
+                )
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidRequest(
+                    f"{name} must be true or false, not {getattr(self, name)!r}", param=name
                 )
         self._check_stops()
 
@@ -79,6 +88,15 @@ class SamplingParams:
             min_p=self.min_p,
             seed=chosen % 2**64,
         )
+
+
+def _listed(name: str, value: object, *, text: bool = True) -> tuple[Any, ...]:
+    """The items of a list, or of nothing; one text counts as a list of it where `text` is meant."""
+    if isinstance(value, str) and text:
+        return (value,)
+    if value is not None and not isinstance(value, list | tuple):
+        raise InvalidRequest(f"{name} must be a list, not {value!r}", param=name)
+    return tuple(value or ())
 
 
 def _in_range(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:

@@ -1,0 +1,83 @@
+"""SamplingParams: what each field may be, in Python."""
+
+from typing import Any
+
+import pytest
+
+from octavo.core.request import Sampling
+from octavo.engine.params import SamplingParams
+from octavo.errors import InvalidRequest
+
+NAN, INFINITY = float("nan"), float("inf")
+
+ALLOWED: dict[str, tuple[Any, ...]] = {
+    "temperature": (0, 0.0, 1e-6, 2, 100.0),
+    "top_p": (1e-9, 1, 1.0),
+    "top_k": (-1, 0, 1, 10**9),
+    "min_p": (0, 0.5, 1.0),
+    "seed": (None, 0, -(2**63), 2**64 - 1),
+    "max_tokens": (None, 1, 10**9),
+    "min_tokens": (0, 5),
+    "stop": ((), "x", ("x", "y"), ["x", "y"], None),
+    "stop_token_ids": ((), (0, 1), [7], None),
+    "ignore_eos": (True, False),
+    "include_stop_str_in_output": (True, False),
+    "skip_special_tokens": (True, False),
+    "priority": (-(2**31), 0, 2**31 - 1),
+}
+REFUSED: dict[str, tuple[Any, ...]] = {
+    "temperature": (-0.1, 100.5, NAN, INFINITY, "1", None, True),
+    "top_p": (0, 0.0, -1, 1.01, NAN, "1", None),
+    "top_k": (-2, 1.5, "1", None, True),
+    "min_p": (-0.1, 1.1, NAN, None),
+    "seed": (2**64, -(2**63) - 1, 0.5, "1", True),
+    "max_tokens": (0, -1, 1.5, "1", True),
+    "min_tokens": (-1, 0.5, None),
+    "stop": ("", ("",), (5,), 5, {"a": 1}, ("x",) * 17, "x" * 1025),
+    "stop_token_ids": (5, "5", {5}),
+    "ignore_eos": (1, "yes", None),
+    "include_stop_str_in_output": (0, None),
+    "skip_special_tokens": ("no", None),
+    "priority": (2**31, -(2**31) - 1, 0.5),
+}
+
+
+def test_no_field_is_forgotten_here() -> None:
+    assert ALLOWED.keys() == REFUSED.keys() == set(SamplingParams.__dataclass_fields__)
+
+
+@pytest.mark.parametrize("field", ALLOWED)
+def test_values_in_range_are_taken(field: str) -> None:
+    for value in ALLOWED[field]:
+        SamplingParams(**{field: value})
+
+
+@pytest.mark.parametrize("field", REFUSED)
+def test_values_out_of_range_are_refused_by_name(field: str) -> None:
+    for value in REFUSED[field]:
+        with pytest.raises(InvalidRequest, match=field.rstrip("s")) as caught:
+            SamplingParams(**{field: value})
+        assert caught.value.param == field
+
+
+def test_min_tokens_may_not_exceed_max_tokens() -> None:
+    assert SamplingParams(min_tokens=4, max_tokens=4).min_tokens == 4
+    with pytest.raises(InvalidRequest, match="min_tokens is 5, more than max_tokens 4"):
+        SamplingParams(min_tokens=5, max_tokens=4)
+
+
+def test_lists_and_single_texts_become_tuples() -> None:
+    """So that params can be compared, hashed and sent on."""
+    params = SamplingParams(stop=["a", "b"], stop_token_ids=[3])  # type: ignore[arg-type]
+    assert params == SamplingParams(stop=("a", "b"), stop_token_ids=(3,))
+    assert hash(params) == hash(SamplingParams(stop=("a", "b"), stop_token_ids=(3,)))
+    assert SamplingParams(stop="end").stop == ("end",)  # type: ignore[arg-type]
+    assert SamplingParams(stop=None).stop == ()  # type: ignore[arg-type]
+
+
+def test_what_the_sampler_gets() -> None:
+    params = SamplingParams(temperature=0.5, top_k=-1, top_p=0.9, min_p=0.1, seed=-1)
+    assert params.sampling(seed=7) == Sampling(
+        temperature=0.5, top_k=0, top_p=0.9, min_p=0.1, seed=2**64 - 1
+    )
+    assert SamplingParams().sampling(seed=7).seed == 7

@@ -141,6 +141,8 @@ def test_stop_strings_and_stop_ids(llm: LLM) -> None:
     assert (stopped.finish_reason, stopped.stop_reason) == ("stop", word)
     included = of(llm, stop=word, include_stop_str_in_output=True)
     assert included.text == stopped.text + word
+    straddling = POEM[-3:] + whole.text[:3]
+    assert of(llm, stop=straddling).text == whole.text, "B072: the prompt is no part of the answer"
     token = whole.token_ids[9]
     first = whole.token_ids.index(token)
     by_id = of(llm, stop_token_ids=(token,))

@@ -1,6 +1,7 @@
 """`LLM` on the demo model: what a script sees."""
 
 import io
+import logging
 import re
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 from octavo import LLM, SamplingParams
 from octavo.engine.llm import Answer
 from octavo.errors import ConfigError, ContextLengthExceeded, InvalidRequest, RequestError
+from octavo.ops.native import available_sets
 from octavo.text.assembler import Ended
 
 CONTEXT = 256
@@ -85,6 +87,20 @@ def test_a_stream_that_is_closed_frees_its_blocks(llm: LLM) -> None:
     assert llm.status().running == 1
     stream.close()  # type: ignore[attr-defined]
     assert llm.status().running == 0
+
+
+def test_the_log_at_start_says_what_was_sized_and_chosen(
+    demo_model_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="octavo.engine.build")
+    isa = available_sets()[-1]
+    LLM(str(demo_model_path), kv_cache_memory="36MiB", max_model_len=100, threads=1, isa=isa)
+    for words in (
+        "102 blocks of 16 tokens = 1,632 tokens; one token costs 22.5 KiB",
+        "14 requests of the maximum length 100 fit at once",
+        f"kernels: native-{isa}, threads: 1",
+    ):
+        assert words in caplog.text
 
 
 # --- each field changes the answer as it says

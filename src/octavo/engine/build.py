@@ -47,6 +47,7 @@ def build(config: EngineConfig, *, progress: bool = True, slab_tokens: int | Non
     for line in boot_lines(resolved):
         logger.info("%s", line)
     ops = NativeOps(threads=resolved.threads, isa=resolved.isa)
+    logger.info("kernels: %s, threads: %d", ops.name, ops.threads)
     model = load_model(
         opened,
         ops,

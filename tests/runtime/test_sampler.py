@@ -193,3 +193,11 @@ def test_a_row_that_is_not_finite_fails_alone(rng: np.random.Generator, bad: flo
     outcomes = sampled(logits, [request(temperature=1.0), request()])
     assert isinstance(outcomes[0], RowFailed)
     assert isinstance(outcomes[1], Sampled)
+
+
+def test_a_temperature_too_small_for_float32_takes_the_likeliest(rng: np.random.Generator) -> None:
+    for temperature in (1e-30, 1e-40, 1e-50, 5e-324):
+        logits = logits_of(rng)
+        for position in range(20):
+            sampling = request(temperature=temperature, seed=position).sampling
+            assert choose(logits, sampling, position) == np.argmax(logits)

@@ -234,3 +234,11 @@ def test_an_answer_can_be_sent_back_as_it_came(http: httpx.Client) -> None:
     nulls = {"refusal": None, "tool_calls": None, "function_call": None, "audio": None}
     messages = [{"role": "user", "content": "a"}, message | nulls, {"role": "user", "content": "b"}]
     assert post(http, "chat", messages=messages).status_code == 200
+
+
+def test_B124_the_prompts_of_one_request_are_limited(http: httpx.Client, served: Served) -> None:
+    assert post(http, "completion", prompt=["a"] * 1024, max_tokens=1).status_code == 200
+    served.client.tickets.clear()
+    for prompt in (["a"] * 1025, [[5]] * 1025):
+        refused(post(http, "completion", prompt=prompt), "prompt")
+    assert served.client.tickets == []

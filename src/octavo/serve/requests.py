@@ -79,17 +79,16 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
     """
     declared = request.headers.get("content-length", "")
     size = int(declared) if declared.isdecimal() else 0
-    chunks = []
+    body = bytearray()
     if size <= limit_bytes:
-        size = 0
         async for chunk in request.stream():
-            size += len(chunk)
+            body += chunk
+            size = len(body)
             if size > limit_bytes:
                 break
-            chunks.append(chunk)
     if size > limit_bytes:
         raise PayloadTooLarge(f"the body is larger than {limit_bytes} bytes")
-    return b"".join(chunks)
+    return bytes(body)
 
 
 def parse(

@@ -202,7 +202,7 @@ def _from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     return Tokenizer(
         bos_id=bos,
         eos_ids=frozenset(
-            [named["eos_token"]] * ("eos_token" in named)
+            [token for role, token in named.items() if role == "eos_token"]
             + [_token_id(metadata, key, len(pieces)) for key in more_ends if key in metadata]
             + [token for token in special_ids if pieces[token] in _END_PIECES]
         ),

@@ -193,6 +193,19 @@ def test_unknown_fields_are_refused_by_name(http: httpx.Client, kind: str) -> No
 
 
 @pytest.mark.parametrize("kind", PATHS)
+def test_an_unknown_field_is_refused_with_advice(http: httpx.Client, kind: str) -> None:
+    advice = {
+        "temprature": "did you mean temperature?",
+        "n_predict": "use max_tokens",
+        "cache_prompt": "leave it out",
+        "temperature" * 10**3: "leave it out",
+        "prompt" if kind == "chat" else "messages": "POST it to /v1/",
+    }
+    for field, expected in advice.items():
+        assert expected in post(http, kind, **{field: 1}).json()["error"]["message"]
+
+
+@pytest.mark.parametrize("kind", PATHS)
 def test_stream_options(http: httpx.Client, kind: str) -> None:
     refused(post(http, kind, stream_options={"include_usage": True}), "stream_options")
     refused(

@@ -123,7 +123,11 @@ def test_flags_reach_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     [
         ((), "required: COMMAND"),
         (("bake",), "invalid choice: 'bake'"),
-        (("serve", "--prot", "1"), "unrecognized arguments: --prot"),
+        (("serve", "--prot", "1"), "unrecognized arguments: --prot (see octavo serve --help)"),
+        (
+            ("bench", "throughput", "--workload", "x", "--fast"),
+            "see octavo bench throughput --help",
+        ),
         (("serve", "--port", "http"), "flag --port: expected a whole number, got 'http'"),
         (("serve", "--port", "99999"), "port: expected at most 65535"),
         (("serve", "--config", "/no/such.toml"), "cannot read the settings file"),

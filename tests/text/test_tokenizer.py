@@ -253,3 +253,45 @@ def test_a_long_text_does_not_hold_up_other_threads(demo_tokenizer: Tokenizer) -
     assert len(encoding.result()) == 300_001
     longest = max(after - before for before, after in pairwise(times))
     assert longest < (times[-1] - times[0]) / 2
+
+
+def test_pieces_that_only_look_like_bytes(tmp_path: Path) -> None:
+    vocabulary = {"<0xZZ>": 0, "<0x-1>": 1, "<0x+1>": 2, "<0x0a>": 3, "<0x 1>": 4}
+    parsing = tokenizers.Tokenizer(models.BPE(vocabulary, []))
+    parsing.decoder = decoders.Sequence([decoders.ByteFallback()])
+    write_folder(tmp_path, parsing)
+    assert Tokenizer.from_folder(tmp_path).decode(range(5)) == "<0xZZ><0x-1><0x+1>\n<0x 1>"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer_config.json", b"[" * 100_000),
+        ("tokenizer_config.json", b"\xff"),
+        ("tokenizer_config.json", b"[]"),
+        ("special_tokens_map.json", b"5"),
+        ("config.json", b"{"),
+        ("chat_template.jinja", b"\xff\xfe"),
+        ("tokenizer.json", b"\xff"),
+        ("tokenizer.json", b"[" * 100_000),
+    ],
+)
+def test_a_broken_file_of_a_folder_is_named(tmp_path: Path, name: str, content: bytes) -> None:
+    write_folder(tmp_path, Tokenizer.from_gguf(metadata_of([]))._parsing)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ModelFileError, match=name):
+        Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("odd", [None, 5, 1.5, "x", [], {}, [{}], [{"name": "x"}], [[0]], [True]])
+def test_entries_of_odd_types_count_as_absent(tmp_path: Path, odd: object) -> None:
+    write_folder(
+        tmp_path,
+        Tokenizer.from_gguf(metadata_of([]))._parsing,
+        tokenizer_config={"bos_token": odd if odd != "x" else 1, "chat_template": odd},
+        generation_config={"eos_token_id": odd},
+    )
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert tokenizer.bos_id is None
+    assert tokenizer.eos_ids <= {5}
+    assert tokenizer.chat_template == ("x" if odd == "x" else None)

@@ -1,6 +1,7 @@
 """Text to token ids and back, from GGUF metadata or from a `tokenizer.json` folder."""
 
 import json
+import re
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -146,9 +147,12 @@ def _byte_level_bytes(piece: str) -> bytes:
         return piece.encode()
 
 
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
 def _sentencepiece_bytes(piece: str) -> bytes:
-    if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
-        return bytes([int(piece[3:5], 16)])
+    if found := _BYTE_PIECE.fullmatch(piece):
+        return bytes.fromhex(found[1])
     return piece.replace("▁", " ").encode()
 
 
@@ -286,6 +290,8 @@ def _from_folder(folder: Path) -> Tokenizer:
     # Some files come with the limits they were trained under.
     parsing.no_truncation()
     parsing.no_padding()
+    if not parsing.get_vocab_size():
+        raise ModelFileError(f"{path} has an empty vocabulary")
     config = _json_object(folder / "tokenizer_config.json")
     roles = ("bos_token", "eos_token", "unk_token", "pad_token")
     special = _json_object(folder / "special_tokens_map.json") | config
@@ -310,12 +316,21 @@ def _json_object(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        content = json.loads(_text_of(path))
+    except (ValueError, RecursionError) as error:
         raise ModelFileError(f"{path} is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise ModelFileError(f"{path} holds {type(content).__name__}, not a JSON object")
     return content
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ModelFileError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ModelFileError(f"{path} is not UTF-8: {error}") from error
 
 
 def _token_text(entry: object) -> str | None:
@@ -327,22 +342,23 @@ def _token_text(entry: object) -> str | None:
 def _folder_eos_ids(
     folder: Path, parsing: tokenizers.Tokenizer, eos_token: str | None
 ) -> frozenset[int]:
-    ids = set()
-    if eos_token is not None:
-        ids.add(parsing.token_to_id(eos_token))
+    ids = [] if eos_token is None else [parsing.token_to_id(eos_token)]
     for name in ("generation_config.json", "config.json"):
         entry = _json_object(folder / name).get("eos_token_id")
-        ids.update(entry if isinstance(entry, list) else [entry])
-    return frozenset(token for token in ids if isinstance(token, int))
+        ids += entry if isinstance(entry, list) else [entry]
+    return frozenset(token for token in ids if type(token) is int and token >= 0)
 
 
 def _folder_chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        return _text_of(path)
     entry = config.get("chat_template")
     if isinstance(entry, list):  # several named templates
-        entry = {item["name"]: item["template"] for item in entry}.get("default")
+        named = (item for item in entry if isinstance(item, dict))
+        entry = next(
+            (item.get("template") for item in named if item.get("name") == "default"), None
+        )
     return entry if isinstance(entry, str) else None
 
 

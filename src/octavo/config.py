@@ -229,7 +229,7 @@ def _from_file(file: Path | None) -> Layer:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read the settings file {file}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"settings file {file} is not TOML: {error}") from error
     layer: Layer = {}
     for key, value in content.items():
@@ -257,7 +257,7 @@ def _read(value: object, rule: Rule, source: str) -> object:
         if rule.kind == "size":
             return parse_size(value)
         return _SWITCH[value.strip().lower()]
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, OverflowError) as error:
         raise ConfigError(f"{source}: expected {_EXPECTED[rule.kind]}, got {value!r}") from error
 
 

@@ -369,3 +369,39 @@ def test_a_prompt_longer_than_the_context(demo_model_path: Path) -> None:
     done = run_octavo("generate", "word " * 50, "--max-model-len", "32")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
     assert "32" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "argv", "code"),
+    [
+        ("stdin", ("generate", "-"), 2),
+        ("stdin", ("chat",), 0),
+        ("stdout", ("generate", "hello"), 0),
+        ("stderr", ("generate", "hello"), 0),
+    ],
+)
+def test_a_stream_that_the_parent_closed(
+    llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch, name: str, argv: tuple[str, ...], code: int
+) -> None:
+    monkeypatch.setattr(sys, name, None)
+    assert exit_code(*argv) == code
+    getattr(sys, name).close()
+
+
+def test_an_error_does_not_go_to_stdout_when_stderr_is_closed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    assert exit_code("generate", "") == 2
+    sys.stderr.close()
+    assert capsys.readouterr().out == ""
+
+
+def test_a_long_error_is_one_short_line(
+    llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]
+) -> None:
+    llm.failure = ModelFileError("x" * 100_000 + "\n" + "y" * 100_000)
+    assert exit_code("generate", "hello") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert len(line) < 1100
+    assert line.endswith("y")

@@ -23,12 +23,15 @@ from octavo.errors import OctavoError, RequestError, SetupError
 
 Command = Callable[[argparse.Namespace], int]
 
+MAX_LINE_CHARACTERS = 1000
+
 BAD_INPUT, FAILED, INTERRUPTED, READER_GONE = 2, 1, 130, 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. Tracebacks are shown with OCTAVO_LOG=debug only."""
     debugging = os.environ.get("OCTAVO_LOG", "").lower() == "debug"
+    _open_closed_streams()
     try:
         arguments = _parse(argv)
         _start_logging("debug" if debugging else "warning", tracebacks=debugging)
@@ -46,10 +49,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(error)
 
 
+def _open_closed_streams() -> None:
+    """A stream that our parent has closed reads as empty and swallows what is written."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+
+
 def _complain(error: Exception) -> int:
     """Say in one line what went wrong; whose fault it was decides the exit code."""
     message = str(error) if isinstance(error, OctavoError) else f"internal error: {error!r}"
-    print(f"octavo: error: {' '.join(message.split())}", file=sys.stderr)
+    line = " ".join(message.split())
+    if len(line) > MAX_LINE_CHARACTERS:
+        line = f"{line[: MAX_LINE_CHARACTERS // 2]} … {line[-MAX_LINE_CHARACTERS // 2 :]}"
+    print(f"octavo: error: {line}", file=sys.stderr)
     return BAD_INPUT if isinstance(error, RequestError | SetupError) else FAILED
 
 

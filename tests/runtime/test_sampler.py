@@ -201,3 +201,21 @@ def test_a_temperature_too_small_for_float32_takes_the_likeliest(rng: np.random.
         for position in range(20):
             sampling = request(temperature=temperature, seed=position).sampling
             assert choose(logits, sampling, position) == np.argmax(logits)
+
+
+def test_what_goes_wrong_for_one_row_ends_that_row_alone(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits = np.stack([logits_of(rng) for _ in range(3)])
+    asked = [request(temperature=1.0, seed=seed) for seed in (1, 13, 2)]
+    good = sampled(logits.copy(), asked)
+
+    def fails(logits: np.ndarray, sampling: Sampling, position: int) -> int:
+        if sampling.seed == 13:
+            raise MemoryError
+        return choose(logits, sampling, position)
+
+    monkeypatch.setattr("octavo.runtime.sampler.choose", fails)
+    outcomes = sampled(logits, asked)
+    assert outcomes[1] == RowFailed(1, "sampling failed: MemoryError")
+    assert (outcomes[0], outcomes[2]) == (good[0], good[2])

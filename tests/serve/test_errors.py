@@ -109,3 +109,33 @@ def test_B125_an_error_does_not_grow_with_the_body(
     assert len(response.content) < 2_000
     for method, path in (("GET", "/v1/models/"), ("GET", "/"), ("POST", "/v1/models/")):
         assert len(http.request(method, path + "x" * 20_000).content) < 2_000
+
+
+CHUNKED = b"POST /v1/completions HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
+ENDLESS = {
+    "an address": b"GET /",
+    "a header": b"GET /health HTTP/1.1\r\nhost: x\r\nx: ",
+    "the length of a chunk": CHUNKED + b"1;",
+    "a trailer": CHUNKED + b"0\r\nx: ",
+}
+
+
+@pytest.mark.parametrize("what", ENDLESS)
+def test_a_head_cannot_grow_for_ever(served: Served, what: str) -> None:
+    address = urlsplit(served.url)
+    with socket.create_connection((address.hostname, address.port), timeout=60) as connection:
+        connection.sendall(ENDLESS[what])
+        with pytest.raises(ConnectionError):  # the server hangs up long before
+            connection.sendall(b"a" * 2**26)
+
+
+def test_many_headers_cannot_grow_for_ever(served: Served) -> None:
+    address = urlsplit(served.url)
+    with socket.create_connection((address.hostname, address.port), timeout=60) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n")
+        with pytest.raises(ConnectionError):
+            connection.sendall(b"x: y\r\n" * 10**7)
+
+
+def test_a_head_of_a_sensible_size_passes(http: httpx.Client) -> None:
+    assert http.get("/health", headers={"x": "a" * 60_000}).status_code == 200

@@ -17,6 +17,7 @@ from octavo.engine.client import AsyncClient
 from octavo.errors import ConfigError
 from octavo.resolve import settings_line
 from octavo.serve.app import create_app
+from octavo.serve.protocol import BoundedProtocol
 from octavo.serve.service import ServeSettings
 
 logger = logging.getLogger(__name__)
@@ -86,6 +87,7 @@ async def _serve(config: EngineConfig, built: Built, listener: socket.socket) ->
     server = DrainingServer(
         uvicorn.Config(
             create_app(client, built.door, settings),
+            http=BoundedProtocol,
             access_log=config.log_level == "debug",
             log_config=None,
             lifespan="off",

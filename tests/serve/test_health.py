@@ -31,6 +31,7 @@ def test_healthy(http: httpx.Client) -> None:
         "running": 0,
         "waiting": 0,
         "blocks_free": 60,
+        "blocks_cached": 30,
         "blocks_total": 100,
     }
     assert http.get("/version").json() == {"version": "1.2.3"}

@@ -1,6 +1,7 @@
 """The command line: flags, exit codes, one line on bad input, and answers on the terminal."""
 
 import io
+import logging
 import os
 import subprocess
 import sys
@@ -116,6 +117,23 @@ def test_flags_reach_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     )
     assert sources["port"] == "environment OCTAVO_PORT"
     assert sources["model"] == "flag --model"
+
+
+@pytest.mark.parametrize(("level", "named"), [("info", False), ("debug", True)])
+def test_the_log_names_its_sources_for_those_who_debug(
+    level: str, named: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run_server(*_: object) -> int:
+        logging.getLogger("uvicorn.error").info("Started")
+        return 0
+
+    module: Any = types.ModuleType("octavo.serve.main")
+    module.run_server = run_server
+    monkeypatch.setitem(sys.modules, "octavo.serve.main", module)
+    assert exit_code("serve", "--log-level", level) == 0
+    line = capsys.readouterr().err
+    assert line.endswith("Started\n")
+    assert ("uvicorn.error" in line) == named
 
 
 @pytest.mark.parametrize(

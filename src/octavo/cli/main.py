@@ -180,7 +180,9 @@ def _bench(arguments: argparse.Namespace) -> int:
 
 def _start_logging(level: str, *, tracebacks: bool) -> None:
     handler = logging.StreamHandler(sys.stderr)
-    style = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    # The names of loggers are for those who debug: `uvicorn.error` is where all is well, too.
+    name = "%(name)s: " if level == "debug" else ""
+    style = f"%(asctime)s %(levelname)s {name}%(message)s"
     handler.setFormatter((logging.Formatter if tracebacks else _OneLine)(style))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 

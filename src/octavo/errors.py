@@ -11,6 +11,7 @@ OctavoError
 ├── SetupError                   the server cannot be set up as asked (CLI exit code 2)
 │   ├── ConfigError              a setting is out of range, or settings contradict each other
 │   ├── ModelFileError           a checkpoint is truncated, foreign, or not what its header says
+│   ├── JournalError             a journal cannot be opened, is damaged or of another format
 │   ├── ModelNotFound            a model reference names nothing that exists
 │   └── DownloadError            a model could not be fetched, or its hash is wrong
 └── EngineError                  500  Octavo failed; the message says in which request or step
@@ -74,6 +75,10 @@ class ConfigError(SetupError):
 
 
 class ModelFileError(SetupError):
+    pass
+
+
+class JournalError(SetupError):
     pass
 
 

@@ -6,6 +6,7 @@ OctavoError
 │   ├── ContextLengthExceeded    400  prompt and answer do not fit into the model's context
 │   ├── UnknownModel             404  the model named is not the one served here
 │   ├── UnknownRoute             404  no such path
+│   ├── UnknownRequest           404  no request of this id is known any more
 │   ├── PayloadTooLarge          413  the body is larger than the server reads
 │   └── Overloaded               429  a queue limit is reached; try later
 ├── SetupError                   the server cannot be set up as asked (CLI exit code 2)
@@ -53,6 +54,11 @@ class UnknownModel(RequestError):
 class UnknownRoute(RequestError):
     status = 404
     code = "not_found"
+
+
+class UnknownRequest(RequestError):
+    status = 404
+    code = "request_not_found"
 
 
 class PayloadTooLarge(RequestError):

@@ -57,6 +57,11 @@ def build(
     for line in boot_lines(resolved):
         logger.info("%s", line)
     ops = NativeOps(threads=resolved.threads, isa=resolved.isa)
+    layout = spec.kv_layout(resolved.block_size)
+    context = Context(model=spec.fingerprint, layout=f"{layout} {ops.name}")
+    setup = _setup(resolved, context, slab_tokens)
+    # Before the weights: a file that cannot be written costs no waiting.
+    journal = _journal(config, setup)
     model = load_model(
         opened,
         ops,
@@ -65,7 +70,6 @@ def build(
         max_context=resolved.max_model_len,
         threads=resolved.threads,
     )
-    layout = spec.kv_layout(resolved.block_size)
     runner = ModelRunner(
         model.decoder,
         ops,
@@ -74,12 +78,8 @@ def build(
         max_context=resolved.max_model_len,
         groups=resolved.groups,
     )
-    context = Context(model=spec.fingerprint, layout=f"{layout} {ops.name}")
-    setup = _setup(resolved, context, slab_tokens)
     return Built(
-        engine=Engine(
-            scheduler_of(setup), runner, observers=(*observers, *_journal(config, setup))
-        ),
+        engine=Engine(scheduler_of(setup), runner, observers=(*observers, *journal)),
         door=Door(
             tokenizer_of(path, opened),
             max_model_len=resolved.max_model_len,

@@ -72,7 +72,7 @@ def account(life: Life, started_s: float) -> Account:
         prompt_tokens=life.prompt_tokens,
         answer_tokens=life.answer_tokens,
         cached_tokens=life.cached_tokens,
-        recomputed_tokens=receipt and receipt.recomputed_tokens,
+        recomputed_tokens=None if receipt is None else receipt.recomputed_tokens,
         priority=life.priority,
         arrived_s=arrived - started_s,
         queued_s=_after(arrived, _first(life, Admitted)),
@@ -118,6 +118,8 @@ def _words(what: What, life: Life, for_s: float) -> str:
         case Arrived(running, waiting):
             return f"arrived; {running} were running, {waiting} waiting"
         case Waited(behind, limit, missing):
+            if not limit:
+                return f"waited {_seconds(for_s)} for the next step"
             where = f"behind {behind}" if behind else "first in the queue"
             return f"waited {_seconds(for_s)} {where}: {_short_of(limit, missing)}"
         case Deferred(_, limit, missing):

@@ -24,6 +24,9 @@ from octavo.core.events import (
 from octavo.core.plan import RowFailed, StepPlan, StepResult
 from octavo.core.request import Request
 
+_LEAST_WAIT_S = 1e-3
+"""Shorter waits are not told."""
+
 Phase = Literal["waiting", "prefill", "decode", "preempted", "ended"]
 
 
@@ -37,8 +40,8 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Waited:
-    """Not computed for a while. `behind` stood first in the queue; empty: the request itself, or
-    nobody had to wait for a limit. `limit` is what the first was short of, `missing` how much."""
+    """Not computed for a while. `behind` stood first in the queue (empty: the request itself),
+    `limit` is what it was short of, `missing` how much. Without a limit a step was under way."""
 
     behind: str
     limit: str
@@ -196,6 +199,7 @@ class Lives:
         if request.id in self._lives:
             return
         life = Life(request.id, len(request.prompt), request.max_tokens, request.priority, now)
+        life.answer_tokens = len(request.emitted)
         running = len(self._rows)
         life.tell(Arrived(running, len(self._lives) - running), now)
         life.enter("waiting", now)
@@ -310,7 +314,7 @@ class Lives:
     def _causes(self, start: float, stop: float) -> Iterable[Moment]:
         for cause in self._queue:
             at_s, until_s = max(cause.at_s, start), min(cause.until_s, stop)
-            if until_s > at_s and isinstance(cause.what, Waited) and cause.what.limit:
+            if until_s - at_s > _LEAST_WAIT_S and isinstance(cause.what, Waited):
                 yield Moment(at_s, until_s, cause.what)
 
 

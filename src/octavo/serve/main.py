@@ -14,6 +14,7 @@ from octavo.config import EngineConfig, Sources
 from octavo.engine.build import Built, build
 from octavo.engine.client import AsyncClient
 from octavo.errors import ConfigError
+from octavo.observe.lives import Lives
 from octavo.resolve import settings_line
 from octavo.serve.app import create_app
 from octavo.serve.service import ServeSettings
@@ -31,9 +32,10 @@ def run_server(config: EngineConfig, sources: Sources) -> int:
     """
     listener = _listen(config.host, config.port)
     with listener:
-        built = build(config)
+        lives = Lives()
+        built = build(config, observers=[lives])
         logger.info("%s", settings_line(config, sources, built.resolved))
-        asyncio.run(_serve(config, built, listener))
+        asyncio.run(_serve(config, built, lives, listener))
     return 0
 
 
@@ -52,12 +54,12 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def _serve(config: EngineConfig, built: Built, listener: socket.socket) -> None:
+async def _serve(config: EngineConfig, built: Built, lives: Lives, listener: socket.socket) -> None:
     client = AsyncClient(built.engine)
     settings = ServeSettings(model_names=(built.resolved.served_model_name,), version=__version__)
     server = uvicorn.Server(
         uvicorn.Config(
-            create_app(client, built.door, settings),
+            create_app(client, built.door, settings, lives),
             access_log=config.log_level == "debug",
             log_config=None,
             lifespan="off",

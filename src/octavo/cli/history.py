@@ -30,7 +30,7 @@ class _Tally:
         self.steps += isinstance(entry.call, Plan) and entry.answer is not None
 
     def __str__(self) -> str:
-        return f"{self.runs} runs, {self.requests:,} requests, {self.steps:,} steps"
+        return f"runs {self.runs}, requests {self.requests:,}, steps {self.steps:,}"
 
 
 def replay(arguments: Namespace) -> int:

@@ -19,10 +19,10 @@ _MARKS: dict[Phase, str] = {
     "ended": " ",
 }
 _SHORT_OF = {
-    "blocks": "{} KV blocks were missing",
+    "blocks": "KV blocks short by {:,}",
     "rows": "all rows were taken",
     "tokens": "the step's token budget was spent",
-    "in_flight": "{} of its tokens were still being computed",
+    "in_flight": "steps in flight were to give it tokens ({:,})",
 }
 
 
@@ -80,12 +80,16 @@ def account(life: Life, started_s: float) -> Account:
         ended_s=_after(arrived, life.ended_s),
         preemptions=life.preemptions,
         evictions=life.evictions,
-        peak_blocks=max((blocks for _, blocks in life.blocks), default=0),
+        peak_blocks=_peak(life) if receipt is None else receipt.peak_blocks,
         phases=tuple((at_s - arrived, phase) for at_s, phase in life.phases),
         blocks=tuple((at_s - arrived, blocks) for at_s, blocks in life.blocks),
         story=tuple(_sentence(moment, life) for moment in life.moments),
         receipt=receipt,
     )
+
+
+def _peak(life: Life) -> int:
+    return max((blocks for _, blocks in life.blocks), default=0)
 
 
 def _after(start: float, at_s: float | None) -> float | None:
@@ -132,7 +136,7 @@ def _words(what: What, life: Life, for_s: float) -> str:
         case Drew(first):
             return "first token" if first else "next token: it goes on where it was"
         case Reused(blocks):
-            return f"{_count(blocks, 'cached block')} of ended requests evicted to make room"
+            return f"{_count(blocks, 'cached block')} evicted to make room for it"
         case Preempted():
             return _preempted(what, life)
         case Finished() | Refused():
@@ -140,7 +144,7 @@ def _words(what: What, life: Life, for_s: float) -> str:
 
 
 def _short_of(limit: str, missing: int) -> str:
-    return _SHORT_OF.get(limit, f"{limit} ({{}} missing)").format(missing)
+    return _SHORT_OF.get(limit, f"{limit} short by {{:,}}").format(missing)
 
 
 def _admitted(what: Admitted) -> str:
@@ -212,7 +216,7 @@ def _figures(told: Account) -> Iterable[str]:
         )
         yield f"  preempted {_count(told.preemptions, 'time')}{recomputed}"
     if told.evictions:
-        yield f"  evicted {_count(told.evictions, 'cached block')} of ended requests"
+        yield f"  evicted {_count(told.evictions, 'cached block')}"
 
 
 def _pictures(told: Account) -> Iterable[str]:
@@ -227,7 +231,7 @@ def _pictures(told: Account) -> Iterable[str]:
         held = [_at(told.blocks, at_s, 0) for at_s in times]
         heights = "".join(_BARS[(n * 7) // peak] if n else " " for n in held)
         yield f"  {'blocks':7}{heights}  peak {peak:,}"
-    yield "         · waiting   ▒ computing the prompt   █ answering   ░ preempted"
+    yield "         · waiting   ▒ prefill   █ decode   ░ preempted"
 
 
 def _last(told: Account) -> float:

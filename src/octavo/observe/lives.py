@@ -65,7 +65,7 @@ class Drew:
 
 @dataclass(frozen=True, slots=True)
 class Reused:
-    """Cached blocks of others were reused: what they held is no longer cached."""
+    """Cached blocks were reused for it: what they held is no longer cached."""
 
     blocks: int
 

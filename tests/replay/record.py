@@ -10,8 +10,8 @@ from tests.observe.recording import core_setup, random_run, watched
 from octavo.observe.journal import Journal
 
 SETUPS = {
-    "crowded": Setup(blocks=12, block_size=2, sequences=4, tokens=9, depth=2, waiting=2),
-    "groups": Setup(blocks=16, block_size=4, groups=2, sequences=3, tokens=16),
+    "crowded": Setup(blocks=12, block_size=2, sequences=4, tokens=9, depth=2, waiting=1),
+    "groups": Setup(blocks=12, block_size=4, groups=2, sequences=3, tokens=16),
 }
 
 

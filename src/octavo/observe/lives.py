@@ -214,9 +214,9 @@ class Lives:
                 self._decided(decision, now)
         self._note_queue(first, now)
         for write in plan.writes:
-            if write.index:
-                life = self._rows[write.row]
-                life.hold(life.blocks[-1][1] + len(write.blocks), now)
+            life = self._rows[write.row]
+            fresh = write.index == 0 and write.group == 0
+            life.hold(len(write.blocks) + (0 if fresh else life.blocks[-1][1]), now)
         for span in plan.spans:
             life = self._rows[span.row]
             if span.samples:
@@ -236,7 +236,6 @@ class Lives:
                 life.row, life.filling = row, True
                 self._rows[row] = life
                 life.enter("prefill", now)
-                life.hold(decision.blocks_found + decision.blocks_allocated, now)
                 life.tell(decision, now)
             case Preempted(request_id):
                 life = self._lives[request_id]

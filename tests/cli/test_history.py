@@ -184,3 +184,25 @@ def test_explain_of_a_journal_that_contradicts_itself(
     lines[index] = lines[index].replace('"beneficiary":"elder"', '"beneficiary":"nobody"')
     assert main(["explain", put(journal, lines), "younger"]) == 2
     assert f"line {index + 1} contradicts" in capsys.readouterr().err
+
+
+def test_a_run_of_the_demo_model_replays(
+    tmp_path: Path, demo_model_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "journal"
+    flags = ("--ignore-eos", "--max-tokens", "3", "--max-model-len", "256", "--journal", str(path))
+    assert main(["generate", "hi", *flags]) == 0
+    assert main(["replay", str(path)]) == 0
+    assert main(["explain", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "equal: runs 1, requests 1, steps 3" in out
+    assert out.rstrip().endswith("length")
+
+
+def test_a_journal_that_cannot_be_written_is_told_before_the_weights_are_read(
+    tmp_path: Path, demo_model_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    assert main(["generate", "hi", "--journal", str(tmp_path / "notes.txt")]) == 2
+    assert "name another file" in capsys.readouterr().err
+    assert (tmp_path / "notes.txt").read_text() == "mine"

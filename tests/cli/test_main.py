@@ -123,15 +123,30 @@ def test_flags_reach_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     [
         ((), "required: COMMAND"),
         (("bake",), "invalid choice: 'bake'"),
-        (("serve", "--prot", "1"), "unrecognized arguments: --prot"),
+        (("serve", "--prot", "1"), "unrecognized arguments: --prot (see octavo serve --help)"),
+        (
+            ("bench", "throughput", "--workload", "x", "--fast"),
+            "see octavo bench throughput --help",
+        ),
         (("serve", "--port", "http"), "flag --port: expected a whole number, got 'http'"),
         (("serve", "--port", "99999"), "port: expected at most 65535"),
         (("serve", "--config", "/no/such.toml"), "cannot read the settings file"),
         (("generate",), "required: PROMPT"),
         (("generate", ""), "the prompt is empty"),
         (("generate", "\udcff"), "not valid UTF-8"),
-        (("generate", "hi", "--top-p", "2"), "top_p"),
+        (("generate", "hi", "--top-p", "2"), "top_p must be in (0, 1], not 2.0"),
+        (("generate", "hi", "--temperature", "-1"), "temperature must be in [0, 100], not -1.0"),
+        (("generate", "hi", "--temperature", "nan"), "temperature must be in"),
+        (("generate", "hi", "--top-k", "-2"), "top_k must be an integer of at least -1"),
+        (("generate", "hi", "--min-p", "1.5"), "min_p must be in [0, 1]"),
+        (("generate", "hi", "--seed", str(2**64)), "seed must be at most"),
+        (("generate", "hi", "--max-tokens", "0"), "max_tokens must be an integer of at least 1"),
         (("generate", "hi", "--max-tokens", "many"), "invalid int value"),
+        (("generate", "hi", "--min-tokens", "-1"), "min_tokens must be an integer of at least 0"),
+        (("generate", "hi", "--min-tokens", "3", "--max-tokens", "2"), "more than max_tokens 2"),
+        (("generate", "hi", "--stop", ""), "a stop string must be text of 1 to"),
+        (("generate", "hi", "--stop-token-ids", "x"), "invalid int value"),
+        (("chat", "--top-p", "0"), "top_p must be in (0, 1]"),
         (("generate", "hi", "--raw", "--system", "x"), "not allowed with"),
         (("generate", "hi", "--block-size", "17"), "block_size: expected one of 16"),
         (("pull", "no/such"), "hf:no/such"),
@@ -342,6 +357,12 @@ def test_a_foreign_model_file_is_one_line(tmp_path: Path, demo_model_path: Path)
         done = run_octavo("generate", "hi", "--model", str(tmp_path / name))
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
         assert done.stderr.startswith("octavo: error: ")
+
+
+def test_a_stop_id_outside_the_vocabulary(demo_model_path: Path) -> None:
+    done = run_octavo("generate", "hi", "--stop-token-ids", "5", "-1")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert "stop_token_ids holds -1" in done.stderr
 
 
 def test_a_prompt_longer_than_the_context(demo_model_path: Path) -> None:

@@ -34,7 +34,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "max_tokens": (0, -1, 1.5, "1", True),
     "min_tokens": (-1, 0.5, None),
     "stop": ("", ("",), (5,), 5, {"a": 1}, ("x",) * 17, "x" * 1025),
-    "stop_token_ids": (5, "5", {5}),
+    "stop_token_ids": (5, "5", {5}, (5,) * 1025),
     "ignore_eos": (1, "yes", None),
     "include_stop_str_in_output": (0, None),
     "skip_special_tokens": ("no", None),

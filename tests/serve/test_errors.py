@@ -1,5 +1,6 @@
 """What goes wrong before a request is one: the error shape is always the same."""
 
+import json
 import socket
 from typing import Any
 from urllib.parse import urlsplit
@@ -84,3 +85,27 @@ def test_a_large_body_within_the_limit(served: Served) -> None:
     body = {"prompt": "x" * 90_000}
     error = error_of(httpx.post(f"{served.url}/v1/completions", json=body), 400)
     assert error["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"model": "LONG"},
+        {"LONG": 1},
+        {"stop": {"LONG": 1}},
+        {"stream": True, "stream_options": {"LONG": True}},
+        {"messages": [{"role": "LONG", "content": ""}]},
+        {"messages": [{"role": "user", "LONG": 1}]},
+        {"messages": [{"role": "user", "content": [{"type": "LONG"}]}]},
+    ],
+)
+def test_B125_an_error_does_not_grow_with_the_body(
+    http: httpx.Client, body: dict[str, Any]
+) -> None:
+    chat = {"messages": [{"role": "user", "content": "a"}]} | body
+    content = json.dumps(chat).replace("LONG", "x" * 50_000)
+    response = http.post(API[0], content=content)
+    assert response.status_code in (400, 404)
+    assert len(response.content) < 2_000
+    for method, path in (("GET", "/v1/models/"), ("GET", "/"), ("POST", "/v1/models/")):
+        assert len(http.request(method, path + "x" * 20_000).content) < 2_000

@@ -2,7 +2,9 @@
 
 import json
 import random
+import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -188,3 +190,66 @@ def test_broken_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("{", encoding="utf-8")
     with pytest.raises(ModelFileError, match="not JSON"):
         Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "model",
+        "pre",
+        "tokens",
+        "token_type",
+        "merges",
+        "bos_token_id",
+        "eos_token_id",
+        "eot_token_id",
+        "add_bos_token",
+    ],
+)
+def test_metadata_of_the_wrong_type_is_refused_by_name(key: str) -> None:
+    wrong: tuple[Any, ...] = (None, -1, 2**40, 1.5, float("nan"), "x", [], [None], [[]], ["é"])
+    for value in wrong:
+        if (key, value) == ("merges", []):
+            continue
+        metadata = metadata_of([]) | {f"tokenizer.ggml.{key}": value}
+        with pytest.raises(ModelFileError, match="tokenizer") as caught:
+            Tokenizer.from_gguf(metadata)
+        assert len(str(caught.value)) < 300
+    long = ["x" * 50_000]
+    for value in (long, long * 300, "x" * 50_000):
+        with pytest.raises(ModelFileError) as caught:
+            Tokenizer.from_gguf(metadata_of([]) | {f"tokenizer.ggml.{key}": value})
+    with pytest.raises(ModelFileError, match="token_type has 0 entries"):
+        Tokenizer.from_gguf(metadata_of([], tokens=[], token_type=[]))
+
+
+def test_a_vocabulary_without_an_end_token() -> None:
+    metadata = metadata_of([])
+    del metadata["tokenizer.ggml.eos_token_id"]
+    tokenizer = Tokenizer.from_gguf(metadata)
+    assert "eos_token" not in tokenizer.special
+    assert tokenizer.eos_ids == {0}  # <|end|> ends an answer wherever it is a control token
+
+
+def test_no_token_takes_up_more_of_a_text_than_the_longest_piece(
+    demo_tokenizer: Tokenizer,
+) -> None:
+    longest = demo_tokenizer.longest_piece_bytes
+    assert longest is not None
+    for token in range(demo_tokenizer.vocab_size):
+        assert len(demo_tokenizer.token_bytes(token)) <= longest
+
+
+def test_a_long_text_does_not_hold_up_other_threads(demo_tokenizer: Tokenizer) -> None:
+    """The encoder is native code: it must let go of the interpreter while it works."""
+    text = "word " * 300_000
+    times = [time.perf_counter()]
+    with ThreadPoolExecutor(1) as threads:
+        encoding = threads.submit(
+            demo_tokenizer.encode, text, parse_special=True, add_special=False
+        )
+        while not encoding.done():
+            times.append(time.perf_counter())
+    assert len(encoding.result()) == 300_001
+    longest = max(after - before for before, after in pairwise(times))
+    assert longest < (times[-1] - times[0]) / 2

@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. Tracebacks are shown with OCTAVO_LOG=debug only."""
     debugging = os.environ.get("OCTAVO_LOG", "").lower() == "debug"
     try:
-        arguments = build_parser().parse_args(argv)
+        arguments = _parse(argv)
         _start_logging("debug" if debugging else "warning", tracebacks=debugging)
         command: Command = arguments.command
         return command(arguments)
@@ -59,6 +59,15 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         print(f"octavo: error: {message} (see {self.prog} --help)", file=sys.stderr)
         raise SystemExit(BAD_INPUT)
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The arguments; what is left over is the complaint of the command, not of `octavo`."""
+    arguments, unknown = build_parser().parse_known_args(argv)
+    if unknown:
+        parser: _Parser = arguments.parser
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return arguments
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -123,7 +132,7 @@ def _add(
 ) -> argparse.ArgumentParser:
     parser = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
     if command is not None:
-        parser.set_defaults(command=command)
+        parser.set_defaults(command=command, parser=parser)
     return parser
 
 

@@ -57,6 +57,7 @@ def build(
     for line in boot_lines(resolved):
         logger.info("%s", line)
     ops = NativeOps(threads=resolved.threads, isa=resolved.isa)
+    logger.info("kernels: %s, threads: %d", ops.name, ops.threads)
     layout = spec.kv_layout(resolved.block_size)
     context = Context(model=spec.fingerprint, layout=f"{layout} {ops.name}")
     setup = _setup(resolved, context, slab_tokens)

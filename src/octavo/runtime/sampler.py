@@ -19,6 +19,7 @@ _PHILOX_ROUNDS = 10
 _PHILOX_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _PHILOX_WEYL = (0x9E3779B9, 0xBB67AE85)
 _MASK32 = 0xFFFFFFFF
+_COLDEST = np.finfo(np.float32).tiny
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,10 @@ def choose(logits: F32, sampling: Sampling, position: int) -> int:
     """
     if sampling.greedy:
         return int(np.argmax(logits))
-    weights = np.exp((logits - logits.max()) / np.float32(sampling.temperature))
+    # A temperature below what float32 holds would be zero, and the greatest logit 0 / 0.
+    temperature = max(np.float32(sampling.temperature), _COLDEST)
+    with np.errstate(over="ignore"):
+        weights = np.exp((logits - logits.max()) / temperature)
     ids: npt.NDArray[np.intp] | None = None
     if sampling.top_k and sampling.top_k < len(logits):
         ids = _top_k(weights, sampling.top_k)

@@ -123,6 +123,12 @@ class EngineConfig:
         low=0,
         high=(1 << 63) - 1,
     )
+    journal: str | None = _setting(
+        None,
+        "text",
+        "file to which every decision and its reason is appended, with the token ids of all"
+        " requests, for octavo explain and replay (default: none)",
+    )
     log_level: LogLevel = _setting("info", "text", "how much is logged", choices=get_args(LogLevel))
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""octavo serve | chat | generate | pull | bench
+"""octavo serve | chat | generate | pull | bench | replay | explain
 
 Exit codes: 0 done; 2 bad input (one line on stderr says what); 1 Octavo failed; 130 Ctrl-C.
 A command imports what it needs when it runs, so that none waits for the libraries of another.
@@ -128,6 +128,15 @@ def build_parser() -> argparse.ArgumentParser:
     )
     throughput.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     add_engine_flags(throughput, without=SERVER_ONLY)
+
+    replay = _add(commands, "replay", _replay, "make every decision of a journal again, compare")
+    replay.add_argument("file", type=Path, metavar="FILE", help="a journal, from --journal FILE")
+
+    explain = _add(commands, "explain", _explain, "tell why a request waited and what it cost")
+    explain.add_argument("file", type=Path, metavar="FILE", help="a journal, from --journal FILE")
+    explain.add_argument(
+        "request", nargs="?", metavar="REQUEST", help="its id or how that begins (default: all)"
+    )
     return parser
 
 
@@ -176,6 +185,18 @@ def _bench(arguments: argparse.Namespace) -> int:
     from octavo.cli import bench
 
     return bench.run(arguments, config)
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    from octavo.cli.history import replay
+
+    return replay(arguments)
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    from octavo.cli.history import explain
+
+    return explain(arguments)
 
 
 def _start_logging(level: str, *, tracebacks: bool) -> None:

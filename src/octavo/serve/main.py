@@ -15,6 +15,7 @@ from octavo.config import EngineConfig, Sources
 from octavo.engine.build import Built, build
 from octavo.engine.client import AsyncClient
 from octavo.errors import ConfigError
+from octavo.observe.lives import Lives
 from octavo.resolve import settings_line
 from octavo.serve.app import create_app
 from octavo.serve.protocol import BoundedProtocol
@@ -39,10 +40,11 @@ def run_server(config: EngineConfig, sources: Sources) -> int:
     """
     listener = _bind(config.host, config.port)
     with listener:
-        built = build(config)
+        lives = Lives()
+        built = build(config, observers=[lives])
         _listen(listener)
         logger.info("%s", settings_line(config, sources, built.resolved))
-        asyncio.run(_serve(config, built, listener))
+        asyncio.run(_serve(config, built, lives, listener))
     return 0
 
 
@@ -81,12 +83,12 @@ def _no_address(host: str, port: int, error: Exception) -> ConfigError:
     )
 
 
-async def _serve(config: EngineConfig, built: Built, listener: socket.socket) -> None:
+async def _serve(config: EngineConfig, built: Built, lives: Lives, listener: socket.socket) -> None:
     client = AsyncClient(built.engine)
     settings = ServeSettings(model_names=(built.resolved.served_model_name,), version=__version__)
     server = DrainingServer(
         uvicorn.Config(
-            create_app(client, built.door, settings),
+            create_app(client, built.door, settings, lives),
             http=BoundedProtocol,
             access_log=config.log_level == "debug",
             log_config=None,

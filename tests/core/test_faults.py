@@ -213,7 +213,7 @@ def test_B025_each_extra_branch_copies_one_block_and_never_again(
 def test_B025_no_block_is_copied_that_has_nothing_to_share(
     random: Random, length: int, copies: int
 ) -> None:
-    """A branch computes the last prompt position for itself: a block that holds others is copied."""
+    """A branch computes the last prompt position itself: a block that holds others is copied."""
     serving = Serving(Setup(block_size=4))
     serving.submit(request("a", prompt(random, length), 9, branches=3, sampling=DRAWN))
     serving.finish()

@@ -20,7 +20,7 @@ def check(scheduler: Scheduler) -> None:
 
 
 def check_writes(scheduler: Scheduler, plan: StepPlan) -> None:
-    """A plan that has just been made writes only to blocks that have one owner and are not published.
+    """A plan just made writes only to blocks that have one owner and are not published.
 
     Raises  AssertionError naming the block.
     """

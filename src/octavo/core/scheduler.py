@@ -80,7 +80,7 @@ class _Draft:
 
 
 class Scheduler:
-    """Symbols  a rank is (priority value, arrival, number among its siblings): the lower goes first.
+    """Symbols  a rank is (priority value, arrival, number among siblings): the lower goes first.
 
     Keeps    the sequence of the lowest rank can always progress: others yield their blocks to it.
              Every submitted request ends in one Refused, or one Finished for each of its answers.

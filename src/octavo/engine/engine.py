@@ -60,8 +60,9 @@ class Engine:
     def submit(self, request: Request) -> tuple[Event, ...]:
         return self._told(self.scheduler.submit(request, self._clock()))
 
-    def cancel(self, request_id: str) -> tuple[Event, ...]:
-        return self._told(self.scheduler.cancel(request_id, self._clock()))
+    def cancel(self, request_id: str, branch: int | None = None) -> tuple[Event, ...]:
+        """End a request, or one branch of it; nothing if that has ended already."""
+        return self._told(self.scheduler.cancel(request_id, self._clock(), branch))
 
     def step(self) -> tuple[Event, ...]:
         """Compute one step, if there is anything to compute; returns what came of it."""

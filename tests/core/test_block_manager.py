@@ -104,6 +104,28 @@ def test_a_full_hit_without_room_for_a_copy_computes_the_last_block_again() -> N
     assert (admission.cached_tokens, admission.copies) == (4, ())
 
 
+def test_a_prompt_of_300_tokens_copies_the_12_that_begin_its_19th_block() -> None:
+    manager = BlockManager(blocks=60, block_size=16, cache=PrefixCache(block_size=16, groups=1))
+    warm(manager, *range(400))
+    admission = admitted(manager, sequence_of(manager, *range(300), 1000))
+    assert (admission.cached_tokens, admission.blocks_found) == (300, 18)
+    (copy,) = admission.copies
+    assert manager.cache is not None
+    node, _ = manager.cache.published()[copy.source]
+    assert node.tokens == (*range(288, 304),)
+    assert (len(admission.writes[0].blocks), admission.blocks_allocated) == (19, 1)
+
+
+def test_the_tokens_of_a_block_that_begin_alike_are_found_without_a_whole_hit() -> None:
+    manager = manager_of(8)
+    warm(manager, *range(8))
+    admission = admitted(manager, sequence_of(manager, 0, 1, 2, 60, 61))
+    assert (admission.cached_tokens, admission.blocks_found) == (3, 0)
+    assert admitted(manager, sequence_of(manager, 1, 2, 3, 60)).cached_tokens == 0
+    assert admitted(manager, sequence_of(manager, *range(5), 60, salt="x")).cached_tokens == 0
+    assert admitted(manager, sequence_of(manager, *range(6))).cached_tokens == 5
+
+
 def test_another_salt_hits_nothing() -> None:
     manager = manager_of(8)
     warm(manager, *range(9), salt="one")

@@ -30,7 +30,8 @@ class Reservation:
 class Admission:
     """Blocks for a whole sequence: the first `cached_tokens` positions hold their KV already.
 
-    `parent` is whose blocks were found, None for those of the prefix cache.
+    `blocks_found` are shared whole, those allocated are new, a copy among them. `parent` is whose
+    blocks were found, None for those of the prefix cache.
     """
 
     writes: tuple[TableWrite, ...]
@@ -104,7 +105,7 @@ class BlockManager:
             writes=self._tables_of(sequence, row),
             copies=reservation.copies,
             cached_tokens=found.tokens,
-            blocks_found=self.groups * len(found.entries),
+            blocks_found=self.groups * whole,
             blocks_allocated=sum(len(table) - whole for table in sequence.tables),
             evicted=reservation.evicted,
             parent=found.parent,
@@ -155,7 +156,7 @@ class BlockManager:
         return found, short
 
     def _find(self, sequence: Sequence) -> _Found:
-        """What the prefix cache holds. A full hit leaves the last position to compute."""
+        """What the prefix cache holds, to the token. The last position is left to compute."""
         if self._cache is None or not sequence.request.use_cache:
             return _Found((), 0)
         length = len(sequence.tokens)
@@ -163,6 +164,12 @@ class BlockManager:
         count = self._cache.match(sequence.prefixes, length // self.block_size)
         tokens = min(count * self.block_size, length - 1)
         nodes = sequence.prefixes[: ceil_div(tokens, self.block_size)]
+        if tokens == count * self.block_size:
+            end = min(tokens + self.block_size, length - 1)
+            parent = nodes[-1] if nodes else sequence.context
+            begun = self._cache.begins_like(parent, tuple(sequence.tokens[tokens:end]))
+            if begun is not None:
+                nodes, tokens = [*nodes, begun[0]], tokens + begun[1]
         return _Found(tuple(tuple(node.blocks) for node in nodes), tokens)
 
     def _held(self, parent: Sequence, upto: int) -> _Found:
@@ -211,10 +218,10 @@ class BlockManager:
     def covers(self, sequence: Sequence, upto: int) -> bool:
         """Whether there is nothing to reserve: the tables reach every position below `upto`, and
         the block that the next position is written to has one owner."""
-        return all(
-            table.covers(upto) and not self._protects(table, sequence.scheduled)
-            for table in sequence.tables
-        )
+        for table in sequence.tables:
+            if not table.covers(upto) or self._protects(table, sequence.scheduled):
+                return False
+        return True
 
     def reserve(self, sequence: Sequence, upto: int) -> Reservation | Shortage:
         """Make the tables of `sequence` cover every position below `upto`, ready to be written to.
@@ -260,10 +267,9 @@ class BlockManager:
 
     def _protects(self, table: BlockTable, position: int) -> bool:
         """Whether `position` lies in the middle of a block that others own or may find."""
-        index, offset = divmod(position, self.block_size)
-        if not offset or index >= len(table):
+        if not position % self.block_size or not table.covers(position):
             return False
-        block = table[index]
+        block = table[position // self.block_size]
         return self.pool.references(block) > 1 or self._publishes(block)
 
     def seal(self, sequence: Sequence) -> None:

@@ -68,9 +68,9 @@ Event = Token | Finished | Refused
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """`cached_tokens` were found in `blocks_found` blocks; `blocks_allocated` are new.
+    """`cached_tokens` were found; `blocks_found` are shared whole, `blocks_allocated` are new.
 
-    The blocks found are cached ones, or those of the running sequence `parent`. In decisions the
+    They were found in the prefix cache, or with the running sequence `parent`. In decisions the
     branches of a request after the first are named `ID#1`, `ID#2` and so on.
     """
 

@@ -95,5 +95,10 @@ def _check_cache(scheduler: Scheduler) -> None:
     _, cached, _ = scheduler.manager.pool.states()
     published = {} if cache is None else cache.published()
     for block, (node, group) in published.items():
+        assert cache is not None
         assert node.blocks[group] == block != ABSENT, f"block {block} and its prefix disagree"
+        found = cache.begins_like(node.parent, node.tokens)
+        assert ABSENT in node.blocks or found == (node, len(node.tokens)), (
+            f"block {block} is not found by how it begins"
+        )
     assert cached <= set(published), "a cached block is published nowhere"

@@ -401,7 +401,8 @@ class Scheduler:
         if sequence.epoch == part.epoch:
             sequence.compute(part.span.start, part.span.stop)
             self.manager.seal(sequence)
-            self._queue_next(self._by_id[sequence.request.id])
+            if part.span.start <= sequence.common:  # it may be the last part of the prompt
+                self._queue_next(self._by_id[sequence.request.id])
         if not part.span.samples:
             return []
         assert outcome is not None, f"{sequence.id}: the step sampled nothing"

@@ -12,6 +12,8 @@ CPP := $(shell find native -name '*.cc' -o -name '*.h' 2>/dev/null)
 BUILD_NEEDS := 'scikit-build-core>=1.1' 'nanobind>=3.1'
 # The only range that installs as a plain CPU build; others fetch gigabytes.
 TORCH := torch==2.13.0
+# ON makes warnings of the C++ compiler errors, and compiles all of the module again for the tests.
+WERROR ?= OFF
 
 .DEFAULT_GOAL := help
 .PHONY: help serve build test lint format types bench clean
@@ -52,7 +54,10 @@ bench: $(VENV)/.built
 clean:
 	rm -rf $(VENV) build dist
 
+# Asked first: an environment of too old a Python would stay, and fail later.
 $(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Octavo needs Python 3.11 or later, \
+$(PYTHON) is %s; try make PYTHON=python3.12 $(MAKECMDGOALS)" % sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
@@ -63,13 +68,17 @@ $(VENV)/.tools: $(VENV)/.made
 	@touch $@
 
 $(VENV)/.built: $(VENV)/.tools pyproject.toml $(NATIVE)
+	@for cxx in "$$CXX" c++ g++ clang++; do command -v "$$cxx" >/dev/null && exit; done; \
+	  echo 'Octavo needs a C++20 compiler: install g++ or clang++, or set CXX' >&2; exit 1
+	@echo 'Building Octavo: about a minute on two free cores'
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install --quiet --no-build-isolation --editable .
 	@touch $@
 
 # For the tests the module also holds plain C++ doubles of the instruction sets this machine lacks.
 $(VENV)/.tested: $(VENV)/.built
+	@echo 'Setting up the tests: PyTorch to compare with, more kernels: some minutes the first time'
 	$(BIN)/python -c 'import torch' 2>/dev/null || $(PIP) install --quiet $(TORCH)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install --quiet --no-build-isolation \
-	  --config-settings=cmake.define.OCTAVO_EMULATE=ON --config-settings=cmake.define.OCTAVO_WERROR=ON \
+	  --config-settings=cmake.define.OCTAVO_EMULATE=ON --config-settings=cmake.define.OCTAVO_WERROR=$(WERROR) \
 	  --editable '.[test]'
 	@touch $@

@@ -83,7 +83,7 @@ def test_sizes(text: str, size: int) -> None:
     assert load_config({"kv_cache_memory": text})[0].kv_cache_memory == size
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "-1", "2 apples", "1e3", "0x10", "nan"])
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "2 apples", "1e3", "0x10", "nan", "9" * 400])
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(ConfigError, match="--kv-cache-memory: expected a size such as 2GiB"):
         load_config({"kv_cache_memory": text})
@@ -132,6 +132,8 @@ def test_the_file(tmp_path: Path) -> None:
         load_config({}, None, tmp_path / "none.toml")
     with pytest.raises(ConfigError, match="is not TOML"):
         load_config({}, None, write(tmp_path, "port 8000"))
+    with pytest.raises(ConfigError, match="is not TOML"):
+        load_config({}, None, write(tmp_path, "port = " + "[" * 100_000))
     with pytest.raises(ConfigError, match="unknown setting 'prot'; did you mean 'port'"):
         load_config({}, None, write(tmp_path, "prot = 8000"))
     with pytest.raises(ConfigError, match="port: expected a whole number"):

@@ -176,7 +176,8 @@ def test_the_printed_settings_say_where_values_came_from() -> None:
     assert "seed=9 (environment OCTAVO_SEED)" in line
     assert "max_model_len=160 (decided)" in line
     assert "max_num_seqs=10 (flag --max-num-seqs, asked 1000)" in line
-    assert "max_queued_requests=None (default)" in line
+    assert "max_queued_requests=unset (default)" in line
+    assert "kv_cache_memory=3.5 MiB (flag --kv-cache-memory)" in line
 
 
 # --- machines ------------------------------------------------------------------------------------

@@ -123,6 +123,12 @@ class EngineConfig:
         low=0,
         high=(1 << 63) - 1,
     )
+    journal: str | None = _setting(
+        None,
+        "text",
+        "file to which every decision and its reason is appended, with the token ids of all"
+        " requests, for octavo explain and replay (default: none)",
+    )
     log_level: LogLevel = _setting("info", "text", "how much is logged", choices=get_args(LogLevel))
 
     def __post_init__(self) -> None:
@@ -229,7 +235,7 @@ def _from_file(file: Path | None) -> Layer:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read the settings file {file}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"settings file {file} is not TOML: {error}") from error
     layer: Layer = {}
     for key, value in content.items():
@@ -257,7 +263,7 @@ def _read(value: object, rule: Rule, source: str) -> object:
         if rule.kind == "size":
             return parse_size(value)
         return _SWITCH[value.strip().lower()]
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, OverflowError) as error:
         raise ConfigError(f"{source}: expected {_EXPECTED[rule.kind]}, got {value!r}") from error
 
 

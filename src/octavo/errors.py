@@ -6,11 +6,13 @@ OctavoError
 │   ├── ContextLengthExceeded    400  prompt and answer do not fit into the model's context
 │   ├── UnknownModel             404  the model named is not the one served here
 │   ├── UnknownRoute             404  no such path
+│   ├── UnknownRequest           404  no request of this id is known any more
 │   ├── PayloadTooLarge          413  the body is larger than the server reads
 │   └── Overloaded               429  a queue limit is reached; try later
 ├── SetupError                   the server cannot be set up as asked (CLI exit code 2)
 │   ├── ConfigError              a setting is out of range, or settings contradict each other
 │   ├── ModelFileError           a checkpoint is truncated, foreign, or not what its header says
+│   ├── JournalError             a journal cannot be opened, is damaged or of another format
 │   ├── ModelNotFound            a model reference names nothing that exists
 │   └── DownloadError            a model could not be fetched, or its hash is wrong
 └── EngineError                  500  Octavo failed; the message says in which request or step
@@ -54,6 +56,11 @@ class UnknownRoute(RequestError):
     code = "not_found"
 
 
+class UnknownRequest(RequestError):
+    status = 404
+    code = "request_not_found"
+
+
 class PayloadTooLarge(RequestError):
     status = 413
     code = "payload_too_large"
@@ -74,6 +81,10 @@ class ConfigError(SetupError):
 
 
 class ModelFileError(SetupError):
+    pass
+
+
+class JournalError(SetupError):
     pass
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo.config import EngineConfig, Sources
+from octavo.config import RULES, EngineConfig, Sources
 from octavo.core.budget import Limits
 from octavo.errors import ConfigError
 from octavo.units import MIB, ceil_div, human_bytes
@@ -158,9 +158,16 @@ def settings_line(config: EngineConfig, sources: Sources, resolved: Resolved) ->
         asked = getattr(config, name)
         value = decided.get(name, asked)
         origin = "decided" if asked is None and value is not None else source
-        note = f", asked {asked}" if asked is not None and asked != value else ""
-        parts.append(f"{name}={value} ({origin}{note})")
+        note = f", asked {_shown(name, asked)}" if asked is not None and asked != value else ""
+        parts.append(f"{name}={_shown(name, value)} ({origin}{note})")
     return "settings: " + ", ".join(parts)
+
+
+def _shown(name: str, value: object) -> str:
+    if value is None:
+        return "unset"
+    is_size = RULES[name].kind == "size"
+    return human_bytes(value) if is_size and isinstance(value, int) else str(value)
 
 
 def _step_limits(config: EngineConfig) -> tuple[int, int]:

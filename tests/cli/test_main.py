@@ -1,6 +1,7 @@
 """The command line: flags, exit codes, one line on bad input, and answers on the terminal."""
 
 import io
+import logging
 import os
 import subprocess
 import sys
@@ -118,20 +119,52 @@ def test_flags_reach_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert sources["model"] == "flag --model"
 
 
+@pytest.mark.parametrize(("level", "named"), [("info", False), ("debug", True)])
+def test_the_log_names_its_sources_for_those_who_debug(
+    level: str, named: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run_server(*_: object) -> int:
+        logging.getLogger("uvicorn.error").info("Started")
+        return 0
+
+    module: Any = types.ModuleType("octavo.serve.main")
+    module.run_server = run_server
+    monkeypatch.setitem(sys.modules, "octavo.serve.main", module)
+    assert exit_code("serve", "--log-level", level) == 0
+    line = capsys.readouterr().err
+    assert line.endswith("Started\n")
+    assert ("uvicorn.error" in line) == named
+
+
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
         ((), "required: COMMAND"),
         (("bake",), "invalid choice: 'bake'"),
-        (("serve", "--prot", "1"), "unrecognized arguments: --prot"),
+        (("serve", "--prot", "1"), "unrecognized arguments: --prot (see octavo serve --help)"),
+        (
+            ("bench", "throughput", "--workload", "x", "--fast"),
+            "see octavo bench throughput --help",
+        ),
         (("serve", "--port", "http"), "flag --port: expected a whole number, got 'http'"),
         (("serve", "--port", "99999"), "port: expected at most 65535"),
         (("serve", "--config", "/no/such.toml"), "cannot read the settings file"),
         (("generate",), "required: PROMPT"),
         (("generate", ""), "the prompt is empty"),
         (("generate", "\udcff"), "not valid UTF-8"),
-        (("generate", "hi", "--top-p", "2"), "top_p"),
+        (("generate", "hi", "--top-p", "2"), "top_p must be in (0, 1], not 2.0"),
+        (("generate", "hi", "--temperature", "-1"), "temperature must be in [0, 100], not -1.0"),
+        (("generate", "hi", "--temperature", "nan"), "temperature must be in"),
+        (("generate", "hi", "--top-k", "-2"), "top_k must be an integer of at least -1"),
+        (("generate", "hi", "--min-p", "1.5"), "min_p must be in [0, 1]"),
+        (("generate", "hi", "--seed", str(2**64)), "seed must be at most"),
+        (("generate", "hi", "--max-tokens", "0"), "max_tokens must be an integer of at least 1"),
         (("generate", "hi", "--max-tokens", "many"), "invalid int value"),
+        (("generate", "hi", "--min-tokens", "-1"), "min_tokens must be an integer of at least 0"),
+        (("generate", "hi", "--min-tokens", "3", "--max-tokens", "2"), "more than max_tokens 2"),
+        (("generate", "hi", "--stop", ""), "a stop string must be text of 1 to"),
+        (("generate", "hi", "--stop-token-ids", "x"), "invalid int value"),
+        (("chat", "--top-p", "0"), "top_p must be in (0, 1]"),
         (("generate", "hi", "--raw", "--system", "x"), "not allowed with"),
         (("generate", "hi", "--block-size", "17"), "block_size: expected one of 16"),
         (("pull", "no/such"), "hf:no/such"),
@@ -344,7 +377,49 @@ def test_a_foreign_model_file_is_one_line(tmp_path: Path, demo_model_path: Path)
         assert done.stderr.startswith("octavo: error: ")
 
 
+def test_a_stop_id_outside_the_vocabulary(demo_model_path: Path) -> None:
+    done = run_octavo("generate", "hi", "--stop-token-ids", "5", "-1")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert "stop_token_ids holds -1" in done.stderr
+
+
 def test_a_prompt_longer_than_the_context(demo_model_path: Path) -> None:
     done = run_octavo("generate", "word " * 50, "--max-model-len", "32")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
     assert "32" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "argv", "code"),
+    [
+        ("stdin", ("generate", "-"), 2),
+        ("stdin", ("chat",), 0),
+        ("stdout", ("generate", "hello"), 0),
+        ("stderr", ("generate", "hello"), 0),
+    ],
+)
+def test_a_stream_that_the_parent_closed(
+    llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch, name: str, argv: tuple[str, ...], code: int
+) -> None:
+    monkeypatch.setattr(sys, name, None)
+    assert exit_code(*argv) == code
+    getattr(sys, name).close()
+
+
+def test_an_error_does_not_go_to_stdout_when_stderr_is_closed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    assert exit_code("generate", "") == 2
+    sys.stderr.close()
+    assert capsys.readouterr().out == ""
+
+
+def test_a_long_error_is_one_short_line(
+    llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]
+) -> None:
+    llm.failure = ModelFileError("x" * 100_000 + "\n" + "y" * 100_000)
+    assert exit_code("generate", "hello") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert len(line) < 1100
+    assert line.endswith("y")

@@ -12,7 +12,8 @@ from tests.core.serving import DRAWN, Serving, Setup
 
 from octavo.core.block_manager import BlockManager
 from octavo.core.events import Admitted, Deferred, Finished, Preempted, Refused
-from octavo.core.plan import Span
+from octavo.core.invariants import check
+from octavo.core.plan import RowFailed, Span, StepResult
 from octavo.core.request import Request
 from octavo.errors import ConfigError
 from octavo.simulate.oracle import answer_alone
@@ -542,3 +543,35 @@ def test_B179_a_full_queue_refuses_at_once(random: Random) -> None:
     assert not any(serving.of(Admitted, name) for name in gone)
     assert finished(serving, "late").reason == "length"
     assert not [d for d in serving.of(Deferred) if d.request_id in gone]
+
+
+@pytest.mark.parametrize(("groups", "when"), list(product((1, 2), (1, 2, 5))))
+def test_the_prefix_of_a_request_that_failed_is_not_found_again(
+    random: Random, groups: int, when: int
+) -> None:
+    """A damaged block stayed in the prefix cache, and every request that found it failed too."""
+    serving = Serving(Setup(block_size=4, groups=groups, tokens=8))
+    start = prompt(random, 8)
+    bad = request("bad", start + prompt(random, 9), 6)
+    serving.submit(request("neighbour", start + prompt(random, 5), 12))
+    serving.step()
+    serving.submit(bad)
+    for _ in range(when):
+        serving.step()
+    scheduler, cache = serving.scheduler, serving.scheduler.manager.cache
+    (sequence,) = (s for s in scheduler.running if s.id == "bad")
+    plan = scheduler.plan(serving.now)
+    assert plan is not None
+    result = serving.oracle.execute(plan)
+    failed = RowFailed(sequence.row, "not finite")
+    others = tuple(outcome for outcome in result.outcomes if outcome.row != sequence.row)
+    serving._take(scheduler.commit(plan, StepResult(plan.id, (*others, failed)), serving.now))
+    check(scheduler)
+    assert cache is not None
+    cache.extend(sequence.prefixes, sequence.context, bad.prompt, len(bad.prompt))
+    assert cache.match(sequence.prefixes, len(sequence.prefixes)) == 0
+    serving.submit(request("again", bad.prompt, 6))
+    serving.finish()
+    (admitted,) = serving.of(Admitted, "again")
+    assert isinstance(admitted, Admitted)
+    assert admitted.cached_tokens == 0

@@ -118,3 +118,21 @@ def test_a_model_without_a_template_cannot_chat(door: Door) -> None:
     assert not door.has_chat_template
     with pytest.raises(InvalidRequest, match="no chat template"):
         door.chat([{"role": "user", "content": "x"}], SamplingParams())
+
+
+def test_B124_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longest = door.tokenizer.longest_piece_bytes
+    assert longest is not None
+
+    def encode(*_: object, **__: object) -> list[int]:
+        raise AssertionError("tokenised")
+
+    with pytest.raises(ContextLengthExceeded):
+        door.completion("x" * (longest * CONTEXT), SamplingParams())
+    monkeypatch.setattr(Tokenizer, "encode", encode)
+    with pytest.raises(ContextLengthExceeded, match="characters"):
+        door.completion("x" * (longest * CONTEXT + 1), SamplingParams())
+    with pytest.raises(ContextLengthExceeded):
+        door.completion([-1] * 10**6, SamplingParams())

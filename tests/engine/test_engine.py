@@ -3,14 +3,16 @@
 import logging
 
 import pytest
+from tests.observe.recording import Kept
 
 from octavo.core.block_manager import BlockManager
 from octavo.core.budget import Limits
+from octavo.core.calls import Answer, Call, Cancel, Commit, Plan, Submit
 from octavo.core.events import Event, Finished, Token
 from octavo.core.plan import StepPlan, StepResult
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler
-from octavo.engine.engine import Engine
+from octavo.engine.engine import Engine, Observer
 from octavo.simulate.oracle import OracleRunner, answer_alone
 
 VOCABULARY = 97
@@ -29,12 +31,13 @@ class Breaking:
         return self._oracle.execute(plan)
 
 
-def make_engine() -> tuple[Engine, Breaking]:
+def make_engine(*observers: Observer) -> tuple[Engine, Breaking]:
     runner = Breaking(OracleRunner(blocks=16, block_size=4, vocabulary=VOCABULARY))
     manager = BlockManager(blocks=16, block_size=4)
     ticks = iter(range(10_000))
     scheduler = Scheduler(manager, Limits(sequences=4, tokens=16))
-    return Engine(scheduler, runner, clock=lambda: float(next(ticks))), runner
+    engine = Engine(scheduler, runner, clock=lambda: float(next(ticks)), observers=observers)
+    return engine, runner
 
 
 def run(engine: Engine) -> list[Event]:
@@ -120,3 +123,38 @@ def test_nothing_is_logged_of_decisions_by_default(caplog: pytest.LogCaptureFixt
     engine.submit(Request(id="a", prompt=(1,) * 20, max_tokens=3))
     run(engine)
     assert caplog.records == []
+
+
+def test_observers_are_told_every_call_and_answer() -> None:
+    kept = Kept()
+    engine, _ = make_engine(kept)
+    engine.submit(Request(id="a", prompt=(1, 2), max_tokens=2))
+    events = run(engine)
+    engine.cancel("a")
+    calls = [type(call) for call, _ in kept.told]
+    assert calls == [Submit, Plan, Commit, Plan, Commit, Cancel]
+    said = [event for call, answer in kept.told if isinstance(call, Commit) for event in answer]
+    assert said == events
+    times = [call.now for call, _ in kept.told]
+    assert times == sorted(times)
+
+
+def test_an_observer_that_fails_is_dropped_and_the_answer_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Failing:
+        told = 0
+
+        def observe(self, call: Call, answer: Answer) -> None:
+            self.told += 1
+            raise RuntimeError("I cannot see")
+
+    failing, kept = Failing(), Kept()
+    engine, _ = make_engine(failing, kept)
+    request = Request(id="a", prompt=(1, 2), max_tokens=5)
+    engine.submit(request)
+    tokens = [event.token for event in run(engine) if isinstance(event, Token)]
+    assert tuple(tokens) == answer_alone(request, VOCABULARY)
+    assert failing.told == 1
+    assert len(kept.told) == 11
+    assert caplog.text.count("an observer failed") == 1

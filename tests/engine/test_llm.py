@@ -1,32 +1,187 @@
-"""LLM: one answer a prompt, with all its choices."""
+"""`LLM` on the demo model: what a script sees."""
 
+import io
+import logging
+import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from octavo import LLM, SamplingParams
+from octavo.engine.llm import Answer
+from octavo.errors import ConfigError, ContextLengthExceeded, InvalidRequest, RequestError
+from octavo.ops.native import available_sets
 from octavo.text.assembler import Delta, Ended
 
-PROMPTS = ["The sea is", "A list of three colours:"]
+CONTEXT = 256
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
+POEM = "Once upon a time"
+SEA, COLOURS = "The sea is", "A list of three colours:"
 
 
 @pytest.fixture(scope="module")
 def llm(demo_model_path: Path) -> LLM:
-    return LLM(str(demo_model_path), max_model_len=128, max_num_seqs=4, threads=2)
+    return LLM(str(demo_model_path), max_model_len=CONTEXT, threads=2)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind(llm: LLM) -> Iterator[None]:
+    yield
+    status = llm.status()
+    assert (status.running, status.waiting, status.blocks_owned) == (0, 0, 0)
+
+
+def of(llm: LLM, prompt: Any = POEM, **settings: Any) -> Answer:
+    """The answer to one prompt, greedy unless told otherwise."""
+    params = SamplingParams(**({"temperature": 0.0, "max_tokens": 24} | settings))
+    (answer,) = llm.generate(prompt, params)
+    return answer
+
+
+def test_answers_come_in_the_order_of_the_prompts(llm: LLM) -> None:
+    short = SamplingParams(temperature=0.0, max_tokens=2)
+    prompts = [POEM, "The capital of France is", [504, 3575, 282]]
+    together = llm.generate(prompts, [GREEDY, short, GREEDY])
+    for prompt, params, answer in zip(prompts, [GREEDY, short, GREEDY], together, strict=True):
+        (alone,) = llm.generate([prompt], params)
+        assert (alone.text, alone.token_ids, alone.logprobs) == (
+            answer.text,
+            answer.token_ids,
+            answer.logprobs,
+        )
+    assert "Paris" in together[1].text
+    assert len({answer.text for answer in together}) == 3
+    assert [len(answer.token_ids) for answer in together] == [24, 2, 24]
+    assert together[1].finish_reason == "length"
+    assert together[1].receipt.completion_tokens == 2
+
+
+def test_no_prompts_no_answers(llm: LLM) -> None:
+    assert llm.generate([]) == []
+
+
+def test_chat_with_one_and_with_several(llm: LLM) -> None:
+    other = [{"role": "user", "content": "Name three colours."}]
+    (one,) = llm.chat(QUESTION, GREEDY)
+    assert "Paris" in one.text
+    assert (one.finish_reason, one.stop_reason) == ("stop", None)
+    several = llm.chat([QUESTION, other], GREEDY)
+    assert several[0].text == one.text
+    assert several[1].text != one.text
+
+
+def test_streams_join_to_the_answer(llm: LLM) -> None:
+    *deltas, ended = llm.chat_stream(QUESTION, GREEDY)
+    assert isinstance(ended, Ended)
+    (whole,) = llm.chat(QUESTION, GREEDY)
+    assert "".join(delta.text for delta in deltas) == whole.text  # type: ignore[union-attr]
+    assert len(deltas) > 3
+
+
+def test_a_stream_that_is_closed_frees_its_blocks(llm: LLM) -> None:
+    stream = llm.stream(POEM, SamplingParams(ignore_eos=True))
+    next(stream)
+    assert llm.status().running == 1
+    stream.close()  # type: ignore[attr-defined]
+    assert llm.status().running == 0
+
+
+def test_the_log_at_start_says_what_was_sized_and_chosen(
+    demo_model_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="octavo.engine.build")
+    isa = available_sets()[-1]
+    LLM(str(demo_model_path), kv_cache_memory="36MiB", max_model_len=100, threads=1, isa=isa)
+    for words in (
+        "102 blocks of 16 tokens = 1,632 tokens; one token costs 22.5 KiB",
+        "14 requests of the maximum length 100 fit at once",
+        f"kernels: native-{isa}, threads: 1",
+    ):
+        assert words in caplog.text
+
+
+# --- each field changes the answer as it says
+
+
+def test_a_seed_repeats_an_answer_and_no_seed_does_not(llm: LLM) -> None:
+    drawn = {"temperature": 1.0}
+    one, again, other, free, freer = (
+        of(llm, **drawn, **more) for more in ({"seed": 1}, {"seed": 1}, {"seed": 2}, {}, {})
+    )
+    assert one.text == again.text
+    assert len({one.text, other.text, free.text, freer.text}) == 4
+
+
+@pytest.mark.parametrize(
+    "narrow", [{"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}, {"temperature": 1e-3}]
+)
+def test_the_narrowest_filter_is_greedy(llm: LLM, narrow: dict[str, float]) -> None:
+    assert of(llm, **({"temperature": 1.0, "seed": 3} | narrow)).token_ids == of(llm).token_ids
+
+
+@pytest.mark.parametrize("wide", [{"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.3}])
+def test_a_filter_changes_what_a_seed_draws(llm: LLM, wide: dict[str, float]) -> None:
+    hot = {"temperature": 1.5, "seed": 5}
+    filtered, plain = of(llm, **hot, **wide), of(llm, **hot)
+    assert filtered.token_ids != plain.token_ids
+    assert sum(filtered.logprobs) > sum(plain.logprobs)
+
+
+def test_max_tokens_is_the_rest_of_the_context_if_not_given(llm: LLM) -> None:
+    answer = of(llm, [11] * (CONTEXT - 30), max_tokens=None, ignore_eos=True)
+    assert (len(answer.token_ids), answer.finish_reason) == (30, "length")
+
+
+def test_the_end_can_be_ignored_or_put_off(llm: LLM) -> None:
+    (whole,) = llm.chat(QUESTION, GREEDY)
+    count = len(whole.token_ids)
+    assert whole.finish_reason == "stop"
+    settings: dict[str, Any] = {"temperature": 0.0, "max_tokens": count + 8}
+    (ignoring,) = llm.chat(QUESTION, SamplingParams(**settings, ignore_eos=True))
+    assert (len(ignoring.token_ids), ignoring.finish_reason) == (count + 8, "length")
+    assert ignoring.token_ids[:count] == whole.token_ids
+    (later,) = llm.chat(QUESTION, SamplingParams(**settings, min_tokens=count + 3))
+    assert len(later.token_ids) >= count + 3
+    assert later.token_ids[: count - 1] == whole.token_ids[:-1]
+    assert later.token_ids[count - 1] != whole.token_ids[-1]
+
+
+def test_stop_strings_and_stop_ids(llm: LLM) -> None:
+    whole = of(llm)
+    word = re.findall(r"\w{4,}", whole.text)[-1]
+    stopped = of(llm, stop=word)
+    assert stopped.text == whole.text[: whole.text.index(word)]
+    assert (stopped.finish_reason, stopped.stop_reason) == ("stop", word)
+    included = of(llm, stop=word, include_stop_str_in_output=True)
+    assert included.text == stopped.text + word
+    straddling = POEM[-3:] + whole.text[:3]
+    assert of(llm, stop=straddling).text == whole.text, "B072: the prompt is no part of the answer"
+    token = whole.token_ids[9]
+    first = whole.token_ids.index(token)
+    by_id = of(llm, stop_token_ids=(token,))
+    assert by_id.token_ids == whole.token_ids[: first + 1]
+    assert (by_id.finish_reason, by_id.stop_reason) == ("stop", token)
+
+
+# --- several answers to one prompt
 
 
 def test_a_prompt_without_n_has_one_choice(llm: LLM) -> None:
-    (answer,) = llm.generate(PROMPTS[0], SamplingParams(max_tokens=4, seed=1), progress=False)
+    (answer,) = llm.generate(SEA, SamplingParams(max_tokens=4, seed=1), progress=False)
     assert answer.choices == (answer,)
     assert answer.others == ()
 
 
 def test_choices_are_in_order_and_repeatable(llm: LLM) -> None:
-    """Five choices on four rows: the first is the only one of n = 1; prompts change nothing."""
+    """The first is the only one of n = 1; prompts change nothing."""
     asked = SamplingParams(n=5, max_tokens=6, seed=3, ignore_eos=True)
-    answers = llm.generate(PROMPTS, asked, progress=False)
-    again = [llm.generate(prompt, asked, progress=False)[0] for prompt in reversed(PROMPTS)]
-    for prompt, answer, repeated in zip(PROMPTS, answers, reversed(again), strict=True):
+    answers = llm.generate([SEA, COLOURS], asked, progress=False)
+    again = [llm.generate(prompt, asked, progress=False)[0] for prompt in (COLOURS, SEA)]
+    for prompt, answer, repeated in zip((SEA, COLOURS), answers, reversed(again), strict=True):
         assert len(answer.choices) == 5
         tokens = [choice.token_ids for choice in answer.choices]
         assert tokens == [choice.token_ids for choice in repeated.choices]
@@ -43,16 +198,16 @@ def test_choices_are_in_order_and_repeatable(llm: LLM) -> None:
 
 def test_greedy_choices_are_equal(llm: LLM) -> None:
     asked = SamplingParams(n=3, max_tokens=5, temperature=0.0)
-    (answer,) = llm.generate(PROMPTS[1], asked, progress=False)
+    (answer,) = llm.generate(COLOURS, asked, progress=False)
     assert len({choice.text for choice in answer.choices}) == 1
 
 
 def test_a_stream_says_which_branch_each_piece_is_of(llm: LLM) -> None:
     asked = SamplingParams(n=3, max_tokens=5, seed=9, ignore_eos=True)
-    (whole,) = llm.generate(PROMPTS[0], asked, progress=False)
+    (whole,) = llm.generate(SEA, asked, progress=False)
     tokens: dict[int, tuple[int, ...]] = {0: (), 1: (), 2: ()}
     ended = []
-    for item in llm.stream(PROMPTS[0], asked):
+    for item in llm.stream(SEA, asked):
         if isinstance(item, Delta):
             assert item.branch not in ended
             tokens[item.branch] += item.token_ids
@@ -65,13 +220,87 @@ def test_a_stream_says_which_branch_each_piece_is_of(llm: LLM) -> None:
 
 def test_a_stop_string_ends_its_own_branch_alone(llm: LLM) -> None:
     asked = SamplingParams(n=4, max_tokens=12, seed=5, ignore_eos=True)
-    (plain,) = llm.generate(PROMPTS[0], asked, progress=False)
+    (plain,) = llm.generate(SEA, asked, progress=False)
     stop = plain.choices[2].text[8:13]
     (cut,) = llm.generate(
-        PROMPTS[0],
+        SEA,
         SamplingParams(n=4, max_tokens=12, seed=5, ignore_eos=True, stop=(stop,)),
         progress=False,
     )
     assert cut.choices[2].stop_reason == stop
     for before, after in zip(plain.choices, cut.choices, strict=True):
         assert after.text == before.text.partition(stop)[0]
+
+
+# --- bad input
+
+
+@pytest.mark.parametrize(
+    ("prompt", "error"),
+    [
+        ("", InvalidRequest),
+        ([[]], InvalidRequest),
+        ([-1], InvalidRequest),
+        ([10**6], InvalidRequest),
+        ("word " * CONTEXT, ContextLengthExceeded),
+        ([POEM, "", POEM], InvalidRequest),
+    ],
+)
+def test_a_bad_prompt_is_refused_before_anything_is_computed(
+    llm: LLM, prompt: Any, error: type[Exception]
+) -> None:
+    before = llm.status().steps
+    with pytest.raises(error):
+        llm.generate(prompt, GREEDY)
+    assert llm.status().steps == before
+    assert of(llm).finish_reason == "length"
+
+
+def test_params_must_match_the_prompts(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="2 SamplingParams for 3 prompts"):
+        llm.generate([POEM] * 3, [GREEDY] * 2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"thread": 1}, "did you mean 'threads'"),
+        ({"isa": "z80"}, "z80"),
+        ({"kv_cache_memory": "1KiB"}, "kv_cache_memory"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(
+    demo_model_path: Path, settings: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        LLM(str(demo_model_path), **settings)
+
+
+# --- the progress bar
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def drawn(llm: LLM, screen: io.StringIO, monkeypatch: pytest.MonkeyPatch, **options: Any) -> str:
+    monkeypatch.setattr(sys, "stderr", screen)
+    llm.generate([POEM] * 3, SamplingParams(temperature=0.0, max_tokens=3), **options)
+    monkeypatch.undo()
+    return screen.getvalue()
+
+
+def test_a_terminal_shows_progress(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = drawn(llm, Terminal(), monkeypatch).split("\r")
+    counts = [int(found[1]) for line in lines if (found := re.search(r"(\d)/3 answers", line))]
+    assert counts[-1] == 3
+    assert counts == sorted(counts)
+    assert re.search(r"█{30} 3/3 answers, \d+ tokens/s \n$", lines[-1])
+
+
+def test_nothing_is_drawn_elsewhere_or_on_request(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert drawn(llm, io.StringIO(), monkeypatch) == ""
+    assert drawn(llm, Terminal(), monkeypatch, progress=False) == ""

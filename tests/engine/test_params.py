@@ -36,7 +36,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "n": (0, -1, 129, 1.5, "2", None, True),
     "min_tokens": (-1, 0.5, None),
     "stop": ("", ("",), (5,), 5, {"a": 1}, ("x",) * 17, "x" * 1025),
-    "stop_token_ids": (5, "5", {5}),
+    "stop_token_ids": (5, "5", {5}, (5,) * 1025),
     "ignore_eos": (1, "yes", None),
     "include_stop_str_in_output": (0, None),
     "skip_special_tokens": ("no", None),

@@ -317,3 +317,23 @@ def test_rotary_tables_are_exact_at_far_positions(rng: np.random.Generator) -> N
     assert tables.cos.shape == (9_000, 32)
     assert tables.cos[position, pair] == pytest.approx(np.cos(angle), abs=1e-7)
     assert tables.sin[position, pair] == pytest.approx(np.sin(angle), abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        RopeSpec(theta=0.0, dims=16),
+        RopeSpec(theta=1e4, dims=16, scaling=LinearScaling(factor=1e-320)),
+        RopeSpec(theta=1e4, dims=4, scaling=FactorScaling(factors=(0.0, 1.0))),
+        RopeSpec(
+            theta=1e4,
+            dims=16,
+            scaling=Llama3Scaling(
+                factor=1e-320, low_frequency=1.0, high_frequency=4.0, original_context=64
+            ),
+        ),
+    ],
+)
+def test_rotary_settings_without_finite_angles_are_refused(rope: RopeSpec) -> None:
+    with pytest.raises(ModelFileError, match="rotary angles are not finite"):
+        rope.tables(9_000)

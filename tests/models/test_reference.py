@@ -383,7 +383,9 @@ def test_errors_of_the_hub(hub: Hub) -> None:
     with pytest.raises(ModelNotFound, match="hf:org/repo: 404 not found$"):
         resolve_reference("hf:org/repo")
     hub.error = ConnectionError("no route\nto host")
-    with pytest.raises(DownloadError, match="could not fetch hf:org/repo: no route$"):
+    with pytest.raises(
+        DownloadError, match="could not fetch hf:org/repo: no route; check the network"
+    ):
         resolve_reference("hf:org/repo")
     hub.error = OSError(errno.ENOSPC, "No space left on device")
     with pytest.raises(DownloadError, match="no space left"):
@@ -403,7 +405,7 @@ def test_a_missing_hub_client_says_how_to_install_it(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(DownloadError, match=r"pip install 'octavo\[hf\]'"):
+    with pytest.raises(DownloadError, match="pip install huggingface_hub"):
         resolve_reference("hf:org/repo")
 
 

@@ -172,20 +172,18 @@ def test_the_logprob_is_that_of_the_unfiltered_softmax(rng: np.random.Generator)
         assert outcome.logprob == pytest.approx(np.log(softmax(logits)[outcome.token]), abs=1e-4)
 
 
-def test_end_tokens_are_not_drawn_before_min_tokens(rng: np.random.Generator) -> None:
+def test_B069_no_end_token_is_drawn_before_min_tokens(rng: np.random.Generator) -> None:
     logits = logits_of(rng)
-    best = int(np.argmax(logits))
-    second = int(np.argsort(-logits)[1])
-    asked = Request(
-        id="r", prompt=(1, 2), max_tokens=9, min_tokens=2, stop_token_ids=frozenset({best})
-    )
+    best, second, third = (int(token) for token in np.argsort(-logits)[:3])
+    ends = frozenset({best, second})
+    asked = Request(id="r", prompt=(1, 2), max_tokens=9, min_tokens=2, stop_token_ids=ends)
     sampler = Sampler(ReferenceOps(), max_rows=8)
     tokens = []
     for position in (2, 3, 4):
         (outcome,) = sampler.sample(logits[None].copy(), [Draw(0, position, asked)])
         assert isinstance(outcome, Sampled)
         tokens.append(outcome.token)
-    assert tokens == [second, second, best]
+    assert tokens == [third, third, best]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -195,3 +193,29 @@ def test_a_row_that_is_not_finite_fails_alone(rng: np.random.Generator, bad: flo
     outcomes = sampled(logits, [request(temperature=1.0), request()])
     assert isinstance(outcomes[0], RowFailed)
     assert isinstance(outcomes[1], Sampled)
+
+
+def test_a_temperature_too_small_for_float32_takes_the_likeliest(rng: np.random.Generator) -> None:
+    for temperature in (1e-30, 1e-40, 1e-50, 5e-324):
+        logits = logits_of(rng)
+        for position in range(20):
+            sampling = request(temperature=temperature, seed=position).sampling
+            assert choose(logits, sampling, position) == np.argmax(logits)
+
+
+def test_what_goes_wrong_for_one_row_ends_that_row_alone(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits = np.stack([logits_of(rng) for _ in range(3)])
+    asked = [request(temperature=1.0, seed=seed) for seed in (1, 13, 2)]
+    good = sampled(logits.copy(), asked)
+
+    def fails(logits: np.ndarray, sampling: Sampling, position: int) -> int:
+        if sampling.seed == 13:
+            raise MemoryError
+        return choose(logits, sampling, position)
+
+    monkeypatch.setattr("octavo.runtime.sampler.choose", fails)
+    outcomes = sampled(logits, asked)
+    assert outcomes[1] == RowFailed(1, "sampling failed: MemoryError")
+    assert (outcomes[0], outcomes[2]) == (good[0], good[2])

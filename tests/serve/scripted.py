@@ -14,6 +14,7 @@ from octavo.core.events import Finished, FinishReason, Receipt, Token
 from octavo.engine.door import Door, Ticket
 from octavo.engine.engine import EngineStatus
 from octavo.serve.app import create_app
+from octavo.serve.protocol import BoundedProtocol
 from octavo.serve.service import ServeSettings
 from octavo.text.assembler import Delta, Ended
 from octavo.text.tokenizer import Tokenizer
@@ -173,7 +174,7 @@ class _Server(uvicorn.Server):
 def serving(app: object) -> Iterator[str]:
     """`app` on a free port, in a thread of its own; gives its address."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = _Server(uvicorn.Config(app, log_config=None, lifespan="on"))  # type: ignore[arg-type]
+    server = _Server(uvicorn.Config(app, http=BoundedProtocol, log_config=None, lifespan="on"))  # type: ignore[arg-type]
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     assert server.listening.wait(60)

@@ -1,5 +1,6 @@
 """What goes wrong before a request is one: the error shape is always the same."""
 
+import json
 import socket
 from typing import Any
 from urllib.parse import urlsplit
@@ -84,3 +85,57 @@ def test_a_large_body_within_the_limit(served: Served) -> None:
     body = {"prompt": "x" * 90_000}
     error = error_of(httpx.post(f"{served.url}/v1/completions", json=body), 400)
     assert error["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"model": "LONG"},
+        {"LONG": 1},
+        {"stop": {"LONG": 1}},
+        {"stream": True, "stream_options": {"LONG": True}},
+        {"messages": [{"role": "LONG", "content": ""}]},
+        {"messages": [{"role": "user", "LONG": 1}]},
+        {"messages": [{"role": "user", "content": [{"type": "LONG"}]}]},
+    ],
+)
+def test_B125_an_error_does_not_grow_with_the_body(
+    http: httpx.Client, body: dict[str, Any]
+) -> None:
+    chat = {"messages": [{"role": "user", "content": "a"}]} | body
+    content = json.dumps(chat).replace("LONG", "x" * 50_000)
+    response = http.post(API[0], content=content)
+    assert response.status_code in (400, 404)
+    assert len(response.content) < 2_000
+    for method, path in (("GET", "/v1/models/"), ("GET", "/"), ("POST", "/v1/models/")):
+        assert len(http.request(method, path + "x" * 20_000).content) < 2_000
+
+
+CHUNKED = b"POST /v1/completions HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
+ENDLESS = {
+    "an address": b"GET /",
+    "a header": b"GET /health HTTP/1.1\r\nhost: x\r\nx: ",
+    "the length of a chunk": CHUNKED + b"1;",
+    "a trailer": CHUNKED + b"0\r\nx: ",
+}
+
+
+@pytest.mark.parametrize("what", ENDLESS)
+def test_a_head_cannot_grow_for_ever(served: Served, what: str) -> None:
+    address = urlsplit(served.url)
+    with socket.create_connection((address.hostname, address.port), timeout=60) as connection:
+        connection.sendall(ENDLESS[what])
+        with pytest.raises(ConnectionError):  # the server hangs up long before
+            connection.sendall(b"a" * 2**26)
+
+
+def test_many_headers_cannot_grow_for_ever(served: Served) -> None:
+    address = urlsplit(served.url)
+    with socket.create_connection((address.hostname, address.port), timeout=60) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n")
+        with pytest.raises(ConnectionError):
+            connection.sendall(b"x: y\r\n" * 10**7)
+
+
+def test_a_head_of_a_sensible_size_passes(http: httpx.Client) -> None:
+    assert http.get("/health", headers={"x": "a" * 60_000}).status_code == 200

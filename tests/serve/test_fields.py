@@ -196,6 +196,19 @@ def test_unknown_fields_are_refused_by_name(http: httpx.Client, kind: str) -> No
 
 
 @pytest.mark.parametrize("kind", PATHS)
+def test_an_unknown_field_is_refused_with_advice(http: httpx.Client, kind: str) -> None:
+    advice = {
+        "temprature": "did you mean temperature?",
+        "n_predict": "use max_tokens",
+        "cache_prompt": "leave it out",
+        "temperature" * 10**3: "leave it out",
+        "prompt" if kind == "chat" else "messages": "POST it to /v1/",
+    }
+    for field, expected in advice.items():
+        assert expected in post(http, kind, **{field: 1}).json()["error"]["message"]
+
+
+@pytest.mark.parametrize("kind", PATHS)
 def test_stream_options(http: httpx.Client, kind: str) -> None:
     refused(post(http, kind, stream_options={"include_usage": True}), "stream_options")
     refused(
@@ -237,3 +250,11 @@ def test_an_answer_can_be_sent_back_as_it_came(http: httpx.Client) -> None:
     nulls = {"refusal": None, "tool_calls": None, "function_call": None, "audio": None}
     messages = [{"role": "user", "content": "a"}, message | nulls, {"role": "user", "content": "b"}]
     assert post(http, "chat", messages=messages).status_code == 200
+
+
+def test_B124_the_prompts_of_one_request_are_limited(http: httpx.Client, served: Served) -> None:
+    assert post(http, "completion", prompt=["a"] * 1024, max_tokens=1).status_code == 200
+    served.client.tickets.clear()
+    for prompt in (["a"] * 1025, [[5]] * 1025):
+        refused(post(http, "completion", prompt=prompt), "prompt")
+    assert served.client.tickets == []

@@ -31,6 +31,7 @@ def test_healthy(http: httpx.Client) -> None:
         "running": 0,
         "waiting": 0,
         "blocks_free": 60,
+        "blocks_cached": 30,
         "blocks_total": 100,
     }
     assert http.get("/version").json() == {"version": "1.2.3"}
@@ -91,6 +92,6 @@ def test_metrics_of_the_engine(http: httpx.Client, served: Served) -> None:
     assert found["octavo_requests_running"] == 3
     assert found["octavo_requests_waiting"] == 2
     assert found["octavo_kv_blocks[cached]"] == 30
-    assert found["octavo_kv_pool_utilisation"] == pytest.approx(0.1)
+    assert found["octavo_kv_pool_occupancy"] == pytest.approx(0.1)
     assert found["octavo_preemptions_total"] == 4
     assert found["octavo_prefix_cache_tokens_hit_total"] == 256

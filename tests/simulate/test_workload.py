@@ -32,6 +32,7 @@ def test_requests_come_in_order_of_arrival(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
         ([], "at least one request"),
         ({"a": 1}, "list"),
         ([3], "entry 0"),
@@ -40,6 +41,8 @@ def test_requests_come_in_order_of_arrival(tmp_path: Path) -> None:
         ([{"prompt_token_ids": [1], "output_len": 0}], "output_len"),
         ([{"prompt_token_ids": [1], "output_len": 1, "arrival_s": -1}], "arrival_s"),
         ([{"prompt_token_ids": [1], "output_len": 1, "arrival_s": float("nan")}], "arrival_s"),
+        ([{"prompt_token_ids": [1], "output_len": 1, "arrival_s": float("inf")}], "arrival_s"),
+        ([{"prompt_token_ids": [1], "output_len": 1, "arrival_s": 10**400}], "arrival_s"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, content: object, message: str) -> None:

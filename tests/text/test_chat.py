@@ -139,3 +139,37 @@ def test_a_template_may_refuse_but_not_break_out(source: str, words: str) -> Non
 def test_a_broken_template_is_the_models_fault() -> None:
     with pytest.raises(ModelFileError, match="compile"):
         ChatTemplate("{% for %}", special={})
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for x in y %}" * 30 + "{% endfor %}" * 30,
+        "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+        "{{ x | no_such_filter }}",
+        "{% include 'other' %}{% nothing %}",
+    ],
+)
+def test_a_template_that_no_compiler_takes(source: str) -> None:
+    with pytest.raises(ModelFileError, match="does not compile"):
+        ChatTemplate(source, special={})
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.__init__.__globals__ }}",
+        "{{ raise_exception.__globals__['json'] }}",
+        "{{ strftime_now.__closure__[0].cell_contents }}",
+        "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+        "{{ '{0.__class__.__init__.__globals__}'.format(raise_exception) }}",
+        "{{ ''['__cla' ~ 'ss__'].__base__ }}",
+        "{% include '/etc/passwd' %}",
+        "{% for _ in range(100001) %}{% endfor %}",
+        "{{ messages.append('more') }}",
+    ],
+)
+def test_a_template_cannot_leave_its_sandbox(source: str) -> None:
+    with pytest.raises(InvalidRequest, match="refuses"):
+        ChatTemplate(source, special={}).render([{"role": "user", "content": "x"}])

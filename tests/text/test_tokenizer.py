@@ -2,7 +2,9 @@
 
 import json
 import random
+import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -188,3 +190,108 @@ def test_broken_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("{", encoding="utf-8")
     with pytest.raises(ModelFileError, match="not JSON"):
         Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "model",
+        "pre",
+        "tokens",
+        "token_type",
+        "merges",
+        "bos_token_id",
+        "eos_token_id",
+        "eot_token_id",
+        "add_bos_token",
+    ],
+)
+def test_metadata_of_the_wrong_type_is_refused_by_name(key: str) -> None:
+    wrong: tuple[Any, ...] = (None, -1, 2**40, 1.5, float("nan"), "x", [], [None], [[]], ["é"])
+    for value in wrong:
+        if (key, value) == ("merges", []):
+            continue
+        metadata = metadata_of([]) | {f"tokenizer.ggml.{key}": value}
+        with pytest.raises(ModelFileError, match="tokenizer") as caught:
+            Tokenizer.from_gguf(metadata)
+        assert len(str(caught.value)) < 300
+    long = ["x" * 50_000]
+    for value in (long, long * 300, "x" * 50_000):
+        with pytest.raises(ModelFileError) as caught:
+            Tokenizer.from_gguf(metadata_of([]) | {f"tokenizer.ggml.{key}": value})
+    with pytest.raises(ModelFileError, match="token_type has 0 entries"):
+        Tokenizer.from_gguf(metadata_of([], tokens=[], token_type=[]))
+
+
+def test_a_vocabulary_without_an_end_token() -> None:
+    metadata = metadata_of([])
+    del metadata["tokenizer.ggml.eos_token_id"]
+    tokenizer = Tokenizer.from_gguf(metadata)
+    assert "eos_token" not in tokenizer.special
+    assert tokenizer.eos_ids == {0}  # <|end|> ends an answer wherever it is a control token
+
+
+def test_no_token_takes_up_more_of_a_text_than_the_longest_piece(
+    demo_tokenizer: Tokenizer,
+) -> None:
+    longest = demo_tokenizer.longest_piece_bytes
+    assert longest is not None
+    for token in range(demo_tokenizer.vocab_size):
+        assert len(demo_tokenizer.token_bytes(token)) <= longest
+
+
+def test_a_long_text_does_not_hold_up_other_threads(demo_tokenizer: Tokenizer) -> None:
+    """The encoder is native code: it must let go of the interpreter while it works."""
+    text = "word " * 300_000
+    times = [time.perf_counter()]
+    with ThreadPoolExecutor(1) as threads:
+        encoding = threads.submit(
+            demo_tokenizer.encode, text, parse_special=True, add_special=False
+        )
+        while not encoding.done():
+            times.append(time.perf_counter())
+    assert len(encoding.result()) == 300_001
+    longest = max(after - before for before, after in pairwise(times))
+    assert longest < (times[-1] - times[0]) / 2
+
+
+def test_pieces_that_only_look_like_bytes(tmp_path: Path) -> None:
+    vocabulary = {"<0xZZ>": 0, "<0x-1>": 1, "<0x+1>": 2, "<0x0a>": 3, "<0x 1>": 4}
+    parsing = tokenizers.Tokenizer(models.BPE(vocabulary, []))
+    parsing.decoder = decoders.Sequence([decoders.ByteFallback()])
+    write_folder(tmp_path, parsing)
+    assert Tokenizer.from_folder(tmp_path).decode(range(5)) == "<0xZZ><0x-1><0x+1>\n<0x 1>"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer_config.json", b"[" * 100_000),
+        ("tokenizer_config.json", b"\xff"),
+        ("tokenizer_config.json", b"[]"),
+        ("special_tokens_map.json", b"5"),
+        ("config.json", b"{"),
+        ("chat_template.jinja", b"\xff\xfe"),
+        ("tokenizer.json", b"\xff"),
+        ("tokenizer.json", b"[" * 100_000),
+    ],
+)
+def test_a_broken_file_of_a_folder_is_named(tmp_path: Path, name: str, content: bytes) -> None:
+    write_folder(tmp_path, Tokenizer.from_gguf(metadata_of([]))._parsing)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ModelFileError, match=name):
+        Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("odd", [None, 5, 1.5, "x", [], {}, [{}], [{"name": "x"}], [[0]], [True]])
+def test_entries_of_odd_types_count_as_absent(tmp_path: Path, odd: object) -> None:
+    write_folder(
+        tmp_path,
+        Tokenizer.from_gguf(metadata_of([]))._parsing,
+        tokenizer_config={"bos_token": odd if odd != "x" else 1, "chat_template": odd},
+        generation_config={"eos_token_id": odd},
+    )
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert tokenizer.bos_id is None
+    assert tokenizer.eos_ids <= {5}
+    assert tokenizer.chat_template == ("x" if odd == "x" else None)

@@ -80,9 +80,14 @@ class _Meter:
 
 
 def run(arguments: Namespace, config: EngineConfig) -> int:
-    """Run every workload file, print a table, and write rows to `--json`; 0 if all went through."""
+    """Run every workload file, print a table, and write rows to `--json`; 0 if all went through.
+
+    Raises   ConfigError: a workload cannot be read or does not fit, the rows cannot be written.
+    """
+    if arguments.json:
+        _write(arguments.json, "", mode="a")  # complains now, not after minutes of work
     rows: list[Row] = []
-    for path in map(Path, arguments.workload):
+    for path in arguments.workload:
         items = load_workload(path)
         rows.append(_measure(path.stem, items, config, slab_tokens=None))
         if arguments.baseline == "contiguous":
@@ -90,8 +95,16 @@ def run(arguments: Namespace, config: EngineConfig) -> int:
             rows.append(_measure(path.stem, items, config, slab_tokens=longest))
     sys.stdout.write(_table(rows))
     if arguments.json:
-        Path(arguments.json).write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+        _write(arguments.json, json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     return 0
+
+
+def _write(path: Path, text: str, mode: str = "w") -> None:
+    try:
+        with path.open(mode) as file:
+            file.write(text)
+    except OSError as error:
+        raise ConfigError(f"cannot write the figures to {path}: {error.strerror}") from error
 
 
 def _measure(

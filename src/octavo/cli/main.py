@@ -1,4 +1,4 @@
-"""octavo serve | chat | generate | pull | bench
+"""octavo serve | chat | generate | pull | bench | replay | explain
 
 Exit codes: 0 done; 2 bad input (one line on stderr says what); 1 Octavo failed; 130 Ctrl-C.
 A command imports what it needs when it runs, so that none waits for the libraries of another.
@@ -23,14 +23,17 @@ from octavo.errors import OctavoError, RequestError, SetupError
 
 Command = Callable[[argparse.Namespace], int]
 
+MAX_LINE_CHARACTERS = 1000
+
 BAD_INPUT, FAILED, INTERRUPTED, READER_GONE = 2, 1, 130, 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. Tracebacks are shown with OCTAVO_LOG=debug only."""
     debugging = os.environ.get("OCTAVO_LOG", "").lower() == "debug"
+    _open_closed_streams()
     try:
-        arguments = build_parser().parse_args(argv)
+        arguments = _parse(argv)
         _start_logging("debug" if debugging else "warning", tracebacks=debugging)
         command: Command = arguments.command
         return command(arguments)
@@ -46,10 +49,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(error)
 
 
+def _open_closed_streams() -> None:
+    """A stream that our parent has closed reads as empty and swallows what is written."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+
+
 def _complain(error: Exception) -> int:
     """Say in one line what went wrong; whose fault it was decides the exit code."""
     message = str(error) if isinstance(error, OctavoError) else f"internal error: {error!r}"
-    print(f"octavo: error: {' '.join(message.split())}", file=sys.stderr)
+    line = " ".join(message.split())
+    if len(line) > MAX_LINE_CHARACTERS:
+        line = f"{line[: MAX_LINE_CHARACTERS // 2]} … {line[-MAX_LINE_CHARACTERS // 2 :]}"
+    print(f"octavo: error: {line}", file=sys.stderr)
     return BAD_INPUT if isinstance(error, RequestError | SetupError) else FAILED
 
 
@@ -59,6 +72,15 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         print(f"octavo: error: {message} (see {self.prog} --help)", file=sys.stderr)
         raise SystemExit(BAD_INPUT)
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The arguments; what is left over is the complaint of the command, not of `octavo`."""
+    arguments, unknown = build_parser().parse_known_args(argv)
+    if unknown:
+        parser: _Parser = arguments.parser
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return arguments
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -106,6 +128,15 @@ def build_parser() -> argparse.ArgumentParser:
     )
     throughput.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     add_engine_flags(throughput, without=SERVER_ONLY)
+
+    replay = _add(commands, "replay", _replay, "make every decision of a journal again, compare")
+    replay.add_argument("file", type=Path, metavar="FILE", help="a journal, from --journal FILE")
+
+    explain = _add(commands, "explain", _explain, "tell why a request waited and what it cost")
+    explain.add_argument("file", type=Path, metavar="FILE", help="a journal, from --journal FILE")
+    explain.add_argument(
+        "request", nargs="?", metavar="REQUEST", help="its id or how that begins (default: all)"
+    )
     return parser
 
 
@@ -114,7 +145,7 @@ def _add(
 ) -> argparse.ArgumentParser:
     parser = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
     if command is not None:
-        parser.set_defaults(command=command)
+        parser.set_defaults(command=command, parser=parser)
     return parser
 
 
@@ -156,9 +187,23 @@ def _bench(arguments: argparse.Namespace) -> int:
     return bench.run(arguments, config)
 
 
+def _replay(arguments: argparse.Namespace) -> int:
+    from octavo.cli.history import replay
+
+    return replay(arguments)
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    from octavo.cli.history import explain
+
+    return explain(arguments)
+
+
 def _start_logging(level: str, *, tracebacks: bool) -> None:
     handler = logging.StreamHandler(sys.stderr)
-    style = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    # The names of loggers are for those who debug: `uvicorn.error` is where all is well, too.
+    name = "%(name)s: " if level == "debug" else ""
+    style = f"%(asctime)s %(levelname)s {name}%(message)s"
     handler.setFormatter((logging.Formatter if tracebacks else _OneLine)(style))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 

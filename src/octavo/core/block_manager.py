@@ -12,7 +12,7 @@ from itertools import chain
 from octavo.core.block_pool import BlockPool, Shortage
 from octavo.core.block_table import BlockTable
 from octavo.core.plan import BlockCopy, TableWrite
-from octavo.core.prefix_cache import PrefixCache
+from octavo.core.prefix_cache import ABSENT, PrefixCache
 from octavo.core.sequence import Sequence
 from octavo.units import ceil_div
 
@@ -289,6 +289,15 @@ class BlockManager:
             for group, table in enumerate(sequence.tables):
                 self._cache.publish(sequence.prefixes[index], group, table[index])
         sequence.sealed = full
+
+    def distrust(self, sequence: Sequence) -> None:
+        """Let no later request find the prefix of `sequence`: its KV may be damaged.
+
+        Its blocks, and those it had before a preemption, leave the cache; who shares one keeps it.
+        """
+        blocks = [b for node in sequence.prefixes for b in node.blocks if b != ABSENT]
+        self._forget(blocks)
+        self.pool.drop([block for block in blocks if self.pool.is_cached(block)])
 
     def release(self, sequence: Sequence) -> int:
         """Give back every block of the sequence; returns how many are available again.

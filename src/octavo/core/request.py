@@ -24,6 +24,11 @@ class Sampling:
         return self.temperature == 0.0 or self.top_k == 1 or self.min_p >= 1.0
 
 
+def branch_name(request_id: str, number: int) -> str:
+    """What decisions call branch `number` (from 0) of a request."""
+    return f"{request_id}#{number}" if number else request_id
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One prompt and how to continue it.

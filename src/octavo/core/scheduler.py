@@ -397,6 +397,7 @@ class Scheduler:
         if sequence.state is State.FINISHED:
             return []
         if isinstance(outcome, RowFailed):
+            self.manager.distrust(sequence)
             return [self._end(sequence, "error", None, now, outcome.message)]
         if sequence.epoch == part.epoch:
             sequence.compute(part.span.start, part.span.stop)

@@ -13,7 +13,7 @@ from enum import Enum
 from octavo.core.block_table import BlockTable
 from octavo.core.events import Finished, FinishReason, Receipt, Token
 from octavo.core.prefix_cache import Context, Prefix
-from octavo.core.request import Request
+from octavo.core.request import Request, branch_name
 
 NO_ROW = -1
 
@@ -49,7 +49,7 @@ class Sequence:
         number: int = 0,
     ) -> None:
         self.request = request
-        self.id = f"{request.id}#{number}" if number else request.id
+        self.id = branch_name(request.id, number)
         self.number = number
         self.arrive(order)
         self.context = context

@@ -1,19 +1,23 @@
 """From settings to a running engine: each part gets its own small record, made here."""
 
 import logging
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from octavo import __version__
 from octavo.config import EngineConfig
-from octavo.core.block_manager import BlockManager
-from octavo.core.prefix_cache import Context, PrefixCache
-from octavo.core.scheduler import Scheduler
+from octavo.core.calls import CoreSetup
+from octavo.core.prefix_cache import Context
+from octavo.core.setup import scheduler_of
 from octavo.engine.door import Door
-from octavo.engine.engine import Engine
+from octavo.engine.engine import Engine, Observer
 from octavo.models.loader import OpenModel, load_model, open_model
 from octavo.models.reference import resolve_reference
 from octavo.models.spec import ModelSpec
 from octavo.models.weights.gguf import GGUFFile
+from octavo.observe.journal import Journal
 from octavo.ops.native import NativeOps
 from octavo.resolve import ModelFacts, Resolved, boot_lines, read_machine, resolve
 from octavo.runtime.runner import ModelRunner
@@ -33,7 +37,13 @@ class Built:
     spec: ModelSpec
 
 
-def build(config: EngineConfig, *, progress: bool = True, slab_tokens: int | None = None) -> Built:
+def build(
+    config: EngineConfig,
+    *,
+    progress: bool = True,
+    slab_tokens: int | None = None,
+    observers: Sequence[Observer] = (),
+) -> Built:
     """Fetch the model if needed, size the pool, load the weights.
 
     With `slab_tokens` each sequence gets a slab of that many tokens and shares nothing: a baseline.
@@ -47,6 +57,12 @@ def build(config: EngineConfig, *, progress: bool = True, slab_tokens: int | Non
     for line in boot_lines(resolved):
         logger.info("%s", line)
     ops = NativeOps(threads=resolved.threads, isa=resolved.isa)
+    logger.info("kernels: %s, threads: %d", ops.name, ops.threads)
+    layout = spec.kv_layout(resolved.block_size)
+    context = Context(model=spec.fingerprint, layout=f"{layout} {ops.name}")
+    setup = _setup(resolved, context, slab_tokens)
+    # Before the weights: a file that cannot be written costs no waiting.
+    journal = _journal(config, setup)
     model = load_model(
         opened,
         ops,
@@ -55,7 +71,6 @@ def build(config: EngineConfig, *, progress: bool = True, slab_tokens: int | Non
         max_context=resolved.max_model_len,
         threads=resolved.threads,
     )
-    layout = spec.kv_layout(resolved.block_size)
     runner = ModelRunner(
         model.decoder,
         ops,
@@ -64,9 +79,8 @@ def build(config: EngineConfig, *, progress: bool = True, slab_tokens: int | Non
         max_context=resolved.max_model_len,
         groups=resolved.groups,
     )
-    context = Context(model=spec.fingerprint, layout=f"{layout} {ops.name}")
     return Built(
-        engine=Engine(_scheduler(resolved, context, slab_tokens), runner),
+        engine=Engine(scheduler_of(setup), runner, observers=(*observers, *journal)),
         door=Door(
             tokenizer_of(path, opened),
             max_model_len=resolved.max_model_len,
@@ -78,17 +92,22 @@ def build(config: EngineConfig, *, progress: bool = True, slab_tokens: int | Non
     )
 
 
-def _scheduler(resolved: Resolved, context: Context, slab_tokens: int | None) -> Scheduler:
-    size, groups = resolved.block_size, resolved.groups
-    sharing = resolved.enable_prefix_caching and slab_tokens is None
-    manager = BlockManager(
+def _setup(resolved: Resolved, context: Context, slab_tokens: int | None) -> CoreSetup:
+    return CoreSetup(
         blocks=resolved.blocks,
-        block_size=size,
-        groups=groups,
-        cache=PrefixCache(block_size=size, groups=groups) if sharing else None,
+        block_size=resolved.block_size,
+        limits=resolved.limits,
+        groups=resolved.groups,
+        prefix_caching=resolved.enable_prefix_caching and slab_tokens is None,
         slab_tokens=slab_tokens or 0,
+        context=context,
     )
-    return Scheduler(manager, resolved.limits, context=context)
+
+
+def _journal(config: EngineConfig, setup: CoreSetup) -> tuple[Journal, ...]:
+    if config.journal is None:
+        return ()
+    return (Journal(Path(config.journal), setup, octavo=__version__, started_at=time.time()),)
 
 
 def facts_of(spec: ModelSpec) -> ModelFacts:

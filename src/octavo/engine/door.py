@@ -54,8 +54,9 @@ class Door:
         Raises   InvalidRequest, ContextLengthExceeded.
         """
         if isinstance(prompt, str):
-            ids = self.tokenizer.encode(prompt, parse_special=True, add_special=True)
+            ids = self._encoded(prompt, add_special=True)
         else:
+            self._room(len(prompt), None)
             ids = [self._checked_id(token, "prompt") for token in prompt]
         return self._ticket(ids, params)
 
@@ -69,9 +70,18 @@ class Door:
                 "this model has no chat template; use /v1/completions", param="messages"
             )
         text = self._chat.render(messages)
-        return self._ticket(
-            self.tokenizer.encode(text, parse_special=True, add_special=False), params
-        )
+        return self._ticket(self._encoded(text, add_special=False), params)
+
+    def _encoded(self, text: str, *, add_special: bool) -> list[int]:
+        """The ids of `text`; one that cannot fit whatever its ids are is not tokenised first."""
+        longest = self.tokenizer.longest_piece_bytes
+        if longest is not None and len(text) > longest * self.max_model_len:
+            raise ContextLengthExceeded(
+                f"the prompt has {len(text)} characters; they cannot fit into the context of"
+                f" {self.max_model_len} tokens",
+                param="prompt",
+            )
+        return self.tokenizer.encode(text, parse_special=True, add_special=add_special)
 
     def _checked_id(self, token: object, param: str) -> int:
         if (

@@ -4,7 +4,9 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
+from octavo.core.calls import Answer, Call, Cancel, Commit, Plan, Submit
 from octavo.core.events import Decision, Event, Token
 from octavo.core.plan import RowFailed, Runner, StepPlan, StepResult
 from octavo.core.request import Request
@@ -13,6 +15,15 @@ from octavo.core.scheduler import Scheduler
 logger = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
+
+
+class Observer(Protocol):
+    """Is told each call to the core and its answer, in the engine's thread, and must be quick.
+
+    One that raises is told nothing more; the engine goes on.
+    """
+
+    def observe(self, call: Call, answer: Answer) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +55,17 @@ class Engine:
     """A scheduler and a runner. Not thread-safe: one thread turns the crank."""
 
     def __init__(
-        self, scheduler: Scheduler, runner: Runner, *, clock: Clock = time.monotonic
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        *,
+        clock: Clock = time.monotonic,
+        observers: Iterable[Observer] = (),
     ) -> None:
         self.scheduler = scheduler
         self._runner = runner
         self._clock = clock
+        self._observers = tuple(observers)
         self._failed_steps = 0
         self._last_step_s = 0.0
         self._stepped_at_s = clock()
@@ -58,23 +75,42 @@ class Engine:
         return self.scheduler.idle
 
     def submit(self, request: Request) -> tuple[Event, ...]:
-        return self._told(self.scheduler.submit(request, self._clock()))
+        call = Submit(self._clock(), request)
+        events = self.scheduler.submit(request, call.now)
+        self._show(call, events)
+        return self._told(events)
 
     def cancel(self, request_id: str, branch: int | None = None) -> tuple[Event, ...]:
         """End a request, or one branch of it; nothing if that has ended already."""
-        return self._told(self.scheduler.cancel(request_id, self._clock(), branch))
+        call = Cancel(self._clock(), request_id, branch)
+        events = self.scheduler.cancel(request_id, call.now, branch)
+        self._show(call, events)
+        return self._told(events)
 
     def step(self) -> tuple[Event, ...]:
         """Compute one step, if there is anything to compute; returns what came of it."""
         started = self._clock()
         plan = self.scheduler.plan(started)
+        self._show(Plan(started), plan)
         if plan is None:
             return ()
         self._tell(plan.decisions)
-        events = self.scheduler.commit(plan, self._execute(plan), self._clock())
+        result = self._execute(plan)
+        call = Commit(self._clock(), result)
+        events = self.scheduler.commit(plan, result, call.now)
+        self._show(call, events)
         self._stepped_at_s = self._clock()
         self._last_step_s = self._stepped_at_s - started
         return self._told(events)
+
+    def _show(self, call: Call, answer: Answer) -> None:
+        """Tell the observers; trouble of theirs is none of the engine's."""
+        for observer in self._observers:
+            try:
+                observer.observe(call, answer)
+            except Exception:
+                logger.exception("an observer failed and is told nothing more")
+                self._observers = tuple(other for other in self._observers if other is not observer)
 
     def _told(self, events: tuple[Event, ...]) -> tuple[Event, ...]:
         self._tell(event for event in events if not isinstance(event, Token))

@@ -9,6 +9,7 @@ from octavo.errors import InvalidRequest
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
+MAX_STOP_TOKEN_IDS = 1024
 MAX_ANSWERS = 128
 
 
@@ -74,6 +75,12 @@ class SamplingParams:
             raise InvalidRequest(
                 f"stop holds {len(self.stop)} strings, at most {MAX_STOP_STRINGS} are allowed",
                 param="stop",
+            )
+        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            raise InvalidRequest(
+                f"stop_token_ids holds {len(self.stop_token_ids)} ids, at most"
+                f" {MAX_STOP_TOKEN_IDS} are allowed",
+                param="stop_token_ids",
             )
         for text in self.stop:
             if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_CHARACTERS:

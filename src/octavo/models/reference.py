@@ -279,7 +279,7 @@ def _ask_hub(wanted: HubModel, home: Path, *, progress: bool) -> Path:
         from huggingface_hub import errors, utils
     except ImportError as error:
         raise DownloadError(
-            f"hf:{wanted.repository} needs the Hugging Face client: pip install 'octavo[hf]'"
+            f"hf:{wanted.repository} needs the Hugging Face client: pip install huggingface_hub"
         ) from error
     (utils.enable_progress_bars if progress else utils.disable_progress_bars)()
     place: dict[str, Any] = {
@@ -298,7 +298,10 @@ def _ask_hub(wanted: HubModel, home: Path, *, progress: bool) -> Path:
         if isinstance(error, OSError) and error.errno in _STORAGE:
             raise
         reason = _first_line(error)
-        raise DownloadError(f"could not fetch hf:{wanted.repository}: {reason}") from error
+        raise DownloadError(
+            f"could not fetch hf:{wanted.repository}: {reason}; check the network "
+            "or name a model file on this machine"
+        ) from error
 
 
 def _missing(errors: Any) -> tuple[type[Exception], ...]:

@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from octavo.errors import ModelFileError
 from octavo.ops.api import Activation, KVLayout, Rope
 
 
@@ -82,8 +83,15 @@ class RopeSpec:
         """Cosines and sines of positions 0 … positions - 1.
 
         Keeps    angles are taken in float64: at position 8,000 a float32 product is off by 5e-4.
+        Raises   ModelFileError: the settings lead to angles that are not finite.
         """
-        angles = np.arange(positions, dtype=np.float64)[:, None] * self.frequencies()
+        with np.errstate(all="ignore"):
+            angles = np.arange(positions, dtype=np.float64)[:, None] * self.frequencies()
+        if not np.isfinite(angles).all():
+            raise ModelFileError(
+                f"the rotary angles are not finite with theta {self.theta} and {self.scaling};"
+                " the model's configuration is damaged"
+            )
         return Rope(np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32))
 
 

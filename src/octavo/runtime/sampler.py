@@ -5,6 +5,7 @@ Order  end ids masked below `min_tokens` → temperature → top_k → top_p →
        lowest id comes first. The draw is by inverse transform over ascending ids.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,10 +16,13 @@ from octavo.core.plan import RowFailed, Sampled
 from octavo.core.request import Request, Sampling
 from octavo.ops.api import F32, Ops
 
+logger = logging.getLogger(__name__)
+
 _PHILOX_ROUNDS = 10
 _PHILOX_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _PHILOX_WEYL = (0x9E3779B9, 0xBB67AE85)
 _MASK32 = 0xFFFFFFFF
+_COLDEST = np.finfo(np.float32).tiny
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +69,17 @@ class Sampler:
         best, logprob = self._best[: len(draws)], self._logprob[: len(draws)]
         self._ops.argmax(logits, best, logprob)
         return tuple(
-            self._one(logits[index], draw, int(best[index]), float(logprob[index]))
+            self._guarded(logits[index], draw, int(best[index]), float(logprob[index]))
             for index, draw in enumerate(draws)
         )
+
+    def _guarded(self, logits: F32, draw: Draw, best: int, logprob: float) -> Sampled | RowFailed:
+        """What goes wrong for one row ends that row, not the step."""
+        try:
+            return self._one(logits, draw, best, logprob)
+        except Exception as error:
+            logger.exception("sampling position %d of a row failed", draw.position)
+            return RowFailed(draw.row, f"sampling failed: {type(error).__name__}")
 
     @staticmethod
     def _one(logits: F32, draw: Draw, best: int, logprob: float) -> Sampled | RowFailed:
@@ -93,7 +105,10 @@ def choose(logits: F32, sampling: Sampling, position: int) -> int:
     """
     if sampling.greedy:
         return int(np.argmax(logits))
-    weights = np.exp((logits - logits.max()) / np.float32(sampling.temperature))
+    # A temperature below what float32 holds would be zero, and the greatest logit 0 / 0.
+    temperature = max(np.float32(sampling.temperature), _COLDEST)
+    with np.errstate(over="ignore"):
+        weights = np.exp((logits - logits.max()) / temperature)
     ids: npt.NDArray[np.intp] | None = None
     if sampling.top_k and sampling.top_k < len(logits):
         ids = _top_k(weights, sampling.top_k)

@@ -6,19 +6,26 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from octavo.engine.door import Door
+from octavo.observe.lives import Lives
 from octavo.observe.metrics import Metrics
 from octavo.serve.chat import create_chat_completion
 from octavo.serve.completions import create_completion
+from octavo.serve.debug import list_requests, show_request
 from octavo.serve.errors import HANDLERS
 from octavo.serve.health import show_health, show_metrics, show_version
 from octavo.serve.models import list_models, show_model
 from octavo.serve.service import Client, ServeSettings, Service
 
 
-def create_app(client: Client, door: Door, settings: ServeSettings) -> Starlette:
-    """An ASGI application that answers from `client`. Starting and closing that is the caller's."""
+def create_app(
+    client: Client, door: Door, settings: ServeSettings, lives: Lives | None = None
+) -> Starlette:
+    """An ASGI application that answers from `client`. Starting and closing that is the caller's.
+
+    `lives` observes the same engine, for the debug pages.
+    """
     metrics = Metrics()
-    service = Service(client, door, settings, metrics)
+    service = Service(client, door, settings, metrics, lives or Lives())
     endpoints = (
         ("/v1/chat/completions", "POST", create_chat_completion),
         ("/v1/completions", "POST", create_completion),
@@ -27,6 +34,8 @@ def create_app(client: Client, door: Door, settings: ServeSettings) -> Starlette
         ("/health", "GET", show_health),
         ("/metrics", "GET", show_metrics),
         ("/version", "GET", show_version),
+        ("/debug/requests", "GET", list_requests),
+        ("/debug/requests/{id}", "GET", show_request),
     )
     routes = [
         Route(path, partial(handler, service), methods=[method])

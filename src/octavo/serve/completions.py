@@ -33,6 +33,8 @@ NEUTRAL: Neutral = {
     "suffix": ("",),
 }
 
+MAX_PROMPTS = 1024
+
 
 class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body, without the fields of `SamplingFields`."""
@@ -100,7 +102,7 @@ async def create_completion(service: Service, request: Request) -> Response:
 def split_prompts(prompt: str | list[str | int | list[int]]) -> Sequence[str | Sequence[int]]:
     """The prompts of a body: text, ids, or a list of either.
 
-    Raises  InvalidRequest: an empty list, or one of mixed kinds.
+    Raises  InvalidRequest: an empty list, one of mixed kinds, or too many prompts.
     """
     if isinstance(prompt, str):
         return [prompt]
@@ -110,6 +112,11 @@ def split_prompts(prompt: str | list[str | int | list[int]]) -> Sequence[str | S
         raise InvalidRequest(f"prompt {problem}; give at least one token", param="prompt")
     if kinds == {int}:
         return [[part for part in prompt if isinstance(part, int)]]
+    if len(prompt) > MAX_PROMPTS:
+        raise InvalidRequest(
+            f"prompt holds {len(prompt)} prompts, at most {MAX_PROMPTS} go into one request",
+            param="prompt",
+        )
     return [part for part in prompt if not isinstance(part, int)]
 
 

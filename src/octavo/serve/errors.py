@@ -20,6 +20,9 @@ logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1
 
+MAX_MESSAGE_CHARACTERS = 500
+"""Messages quote what the client sent; an answer must not grow with it."""
+
 
 class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
     message: str
@@ -35,8 +38,20 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
 def body_of(error: Exception) -> ErrorBody:
     """What the client reads. An error nobody foresaw says nothing about our insides."""
     known = error if isinstance(error, OctavoError) else EngineError("the server failed")
-    detail = ErrorDetail(message=known.message, type=known.kind, param=known.param, code=known.code)
+    detail = ErrorDetail(
+        message=_shortened(known.message),
+        type=known.kind,
+        param=known.param and _shortened(known.param),
+        code=known.code,
+    )
     return ErrorBody(error=detail)
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= MAX_MESSAGE_CHARACTERS:
+        return text
+    half = MAX_MESSAGE_CHARACTERS // 2
+    return f"{text[:half]} … {text[-half:]}"
 
 
 def json_response(content: msgspec.Struct, status: int = 200) -> Response:
@@ -60,7 +75,7 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         return await on_octavo_error(request, UnknownRoute(f"there is no {request.url.path} here"))
     detail = ErrorDetail(
-        message=f"{request.url.path} does not take {request.method}",
+        message=_shortened(f"{request.url.path} does not take {request.method}"),
         type="invalid_request_error",
         param=None,
         code="method_not_allowed",

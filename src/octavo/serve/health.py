@@ -16,6 +16,8 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     waiting: int
     blocks_free: int
+    blocks_cached: int
+    """Blocks of the prefix cache that no request holds: as good as free when blocks run out."""
     blocks_total: int
 
 
@@ -32,6 +34,7 @@ async def show_health(service: Service, request: Request) -> Response:
         running=state.running,
         waiting=state.waiting,
         blocks_free=state.blocks_free,
+        blocks_cached=state.blocks_cached,
         blocks_total=state.blocks_total,
     )
     return json_response(health, 200 if status == "ok" else 503)

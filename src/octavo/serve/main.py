@@ -5,6 +5,7 @@ import logging
 import signal
 import socket
 import sys
+from collections.abc import Awaitable, Callable
 from types import FrameType
 
 import uvicorn
@@ -14,8 +15,10 @@ from octavo.config import EngineConfig, Sources
 from octavo.engine.build import Built, build
 from octavo.engine.client import AsyncClient
 from octavo.errors import ConfigError
+from octavo.observe.lives import Lives
 from octavo.resolve import settings_line
 from octavo.serve.app import create_app
+from octavo.serve.protocol import BoundedProtocol
 from octavo.serve.service import ServeSettings
 
 logger = logging.getLogger(__name__)
@@ -23,46 +26,77 @@ logger = logging.getLogger(__name__)
 DRAIN_S = 30
 """How long answers under way may take to finish once the server is told to stop."""
 
+FAREWELL_S = 5
+"""How long the news that an answer ends early may take to reach its reader."""
+
+UNREAD_S = 60
+"""A reader that takes nothing for so long is gone: its answer is cancelled, its memory freed."""
+
 
 def run_server(config: EngineConfig, sources: Sources) -> int:
     """Serve until SIGINT or SIGTERM; answers under way are finished first.
 
     Raises   SetupError: the model, the settings or the address cannot be used.
     """
-    listener = _listen(config.host, config.port)
+    listener = _bind(config.host, config.port)
     with listener:
-        built = build(config)
+        lives = Lives()
+        built = build(config, observers=[lives])
+        _listen(listener)
         logger.info("%s", settings_line(config, sources, built.resolved))
-        asyncio.run(_serve(config, built, listener))
+        asyncio.run(_serve(config, built, lives, listener))
     return 0
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int) -> socket.socket:
     """A bound socket, taken before the model is loaded: a wrong address costs no waiting."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    except (OSError, ValueError) as error:  # no such name; not a name at all
+        raise _no_address(host, port, error) from error
+    listener.setblocking(False)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # accepted connections inherit it
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_S * 1000)
+    try:
         listener.bind((host, port))
     except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {host} port {port}: {error.strerror}; choose another host or port"
-        ) from error
-    listener.setblocking(False)
+        listener.close()
+        raise _no_address(host, port, error) from error
     return listener
 
 
-async def _serve(config: EngineConfig, built: Built, listener: socket.socket) -> None:
+def _listen(listener: socket.socket) -> None:
+    """Take connections; an address that two servers have bound goes to the first that is ready."""
+    try:
+        listener.listen()
+    except OSError as error:
+        host, port = listener.getsockname()[:2]
+        raise _no_address(host, port, error) from error
+
+
+def _no_address(host: str, port: int, error: Exception) -> ConfigError:
+    reason = error.strerror if isinstance(error, OSError) else error
+    return ConfigError(
+        f"cannot listen on {host!r} port {port}: {reason}; choose another host or port"
+    )
+
+
+async def _serve(config: EngineConfig, built: Built, lives: Lives, listener: socket.socket) -> None:
     client = AsyncClient(built.engine)
     settings = ServeSettings(model_names=(built.resolved.served_model_name,), version=__version__)
-    server = uvicorn.Server(
+    server = DrainingServer(
         uvicorn.Config(
-            create_app(client, built.door, settings),
+            create_app(client, built.door, settings, lives),
+            http=BoundedProtocol,
             access_log=config.log_level == "debug",
             log_config=None,
             lifespan="off",
-            timeout_graceful_shutdown=DRAIN_S,
-        )
+            timeout_graceful_shutdown=DRAIN_S + FAREWELL_S,
+        ),
+        client.close,
+        drain_s=DRAIN_S,
     )
     await client.start()
     # The server raises the signal that ended it once more, when it has put back these handlers.
@@ -73,6 +107,31 @@ async def _serve(config: EngineConfig, built: Built, listener: socket.socket) ->
         await server.serve(sockets=[listener])
     finally:
         await client.close()
+
+
+class DrainingServer(uvicorn.Server):
+    """Told to stop, it lets answers under way finish for `drain_s`, then calls `end_answers`.
+
+    Every answer gets its end: those that are not complete by then, an error that says why.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, end_answers: Callable[[], Awaitable[None]], *, drain_s: float
+    ) -> None:
+        super().__init__(config)
+        self._end_answers = end_answers
+        self._drain_s = drain_s
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        ending = asyncio.ensure_future(self._end_late_answers())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            ending.cancel()
+
+    async def _end_late_answers(self) -> None:
+        await asyncio.sleep(self._drain_s)
+        await self._end_answers()
 
 
 def _do_nothing(number: int, frame: FrameType | None) -> None:
@@ -90,11 +149,12 @@ def _announce(built: Built, listener: socket.socket) -> None:
 
 
 def curl_line(url: str, *, chat: bool) -> str:
-    """A command that streams an answer."""
+    """A command that streams an answer: a short one, the likeliest, so that small models shine."""
     if chat:
         path = "/v1/chat/completions"
-        body = '{"messages": [{"role": "user", "content": "What is a KV cache?"}], "stream": true}'
+        asked = '"messages": [{"role": "user", "content": "Write one sentence about the sea."}]'
     else:
         path = "/v1/completions"
-        body = '{"prompt": "The printer folds a sheet", "max_tokens": 64, "stream": true}'
+        asked = '"prompt": "The capital of France is"'
+    body = f'{{{asked}, "max_tokens": 64, "temperature": 0, "stream": true}}'
     return f"curl -N {url}{path} -H 'Content-Type: application/json' -d '{body}'"

@@ -1,8 +1,9 @@
 """Request bodies: bytes to checked records, with every field honoured or refused by name."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import msgspec
@@ -42,6 +43,17 @@ NEUTRAL_EVERYWHERE: Neutral = {
     "vllm_xargs": (),
 }
 
+ELSEWHERE: Mapping[str, str] = {
+    "max_new_tokens": "use max_tokens",
+    "messages": "POST it to /v1/chat/completions",
+    "n_predict": "use max_tokens",
+    "num_predict": "use max_tokens",
+    "prompt": "POST it to /v1/completions",
+}
+"""Fields that belong to other servers or endpoints, and what to do instead."""
+
+LONGEST_TYPO = 40
+
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`include_usage`: one more chunk at the end, with usage. `continuous_usage_stats`: on every
@@ -79,17 +91,16 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
     """
     declared = request.headers.get("content-length", "")
     size = int(declared) if declared.isdecimal() else 0
-    chunks = []
+    body = bytearray()
     if size <= limit_bytes:
-        size = 0
         async for chunk in request.stream():
-            size += len(chunk)
+            body += chunk
+            size = len(body)
             if size > limit_bytes:
                 break
-            chunks.append(chunk)
     if size > limit_bytes:
         raise PayloadTooLarge(f"the body is larger than {limit_bytes} bytes")
-    return b"".join(chunks)
+    return bytes(body)
 
 
 def parse(
@@ -153,19 +164,31 @@ def _convert(fields: JsonObject, shape: type[Shape]) -> Shape:
     try:
         return msgspec.convert(fields, shape)
     except msgspec.ValidationError as error:
-        raise _explained(str(error)) from error
+        known = {*shape.__struct_fields__, *SamplingFields.__struct_fields__}
+        raise _explained(str(error), known) from error
 
 
-def _explained(message: str) -> InvalidRequest:
-    """The library's message, as an error that names the field."""
+def _explained(message: str, known: Collection[str]) -> InvalidRequest:
+    """The library's message, as an error that names the field; `known` are those we have."""
     if found := re.search(r"unknown field `(.*?)`(?: - at `\$\.?(.*)`)?$", message):
         name = ".".join(filter(None, (found[2], found[1])))
-        return InvalidRequest(f"the field {name} is not known here", param=name)
+        return InvalidRequest(
+            f"the field {name} is not known here; {_advice(name, known)}", param=name
+        )
     if found := re.search(r"missing required field `(.*?)`", message):
         return InvalidRequest(f"the field {found[1]} is missing", param=found[1])
     what, _, path = message.partition(" - at `$.")
     name = path.rstrip("`").replace("[...]", "")
     return InvalidRequest(f"{name}: {what[:1].lower()}{what[1:]}", param=name or None)
+
+
+def _advice(unknown: str, known: Collection[str]) -> str:
+    """What to do about a field that we do not have."""
+    if unknown in ELSEWHERE:
+        return ELSEWHERE[unknown]
+    # Comparing takes the product of the lengths: not for a name of a megabyte.
+    near = get_close_matches(unknown, known, n=1, cutoff=0.8) if len(unknown) < LONGEST_TYPO else []
+    return f"did you mean {near[0]}?" if near else "leave it out"
 
 
 def _params(fields: SamplingFields, defaults: SamplingParams) -> SamplingParams:

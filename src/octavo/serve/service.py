@@ -1,4 +1,4 @@
-"""What every handler works with: the engine's client, the door, the settings, the metrics."""
+"""What every handler works with: the engine's client, the door, the settings, the books."""
 
 import asyncio
 import time
@@ -11,6 +11,7 @@ from octavo.engine.door import Door, Ticket
 from octavo.engine.engine import EngineStatus
 from octavo.engine.params import SamplingParams
 from octavo.errors import EngineError, EngineStopped, OctavoError, RequestError, UnknownModel
+from octavo.observe.lives import Lives
 from octavo.observe.metrics import Metrics
 from octavo.text.assembler import Delta, Ended
 from octavo.units import KIB, MIB
@@ -60,6 +61,7 @@ class Service:
         door: Door,
         settings: ServeSettings,
         metrics: Metrics,
+        lives: Lives,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -67,6 +69,7 @@ class Service:
         self.door = door
         self.settings = settings
         self.metrics = metrics
+        self.lives = lives
         self.started_at = int(time.time())
         self._clock = clock
         self._open = 0

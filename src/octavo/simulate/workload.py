@@ -7,6 +7,8 @@ from typing import Any
 
 from octavo.errors import ConfigError
 
+MAX_ARRIVAL_S = 1e6
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkItem:
@@ -30,7 +32,7 @@ def load_workload(path: Path) -> tuple[WorkItem, ...]:
         entries = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read the workload {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"workload {path} is not JSON: {error}") from error
     if not isinstance(entries, list) or not entries:
         raise ConfigError(f"workload {path} must be a list of at least one request")
@@ -47,6 +49,8 @@ def _item(entry: Any, where: str) -> WorkItem:
         raise ConfigError(f"{where}: prompt_token_ids must be a list of at least one integer")
     if type(wanted) is not int or wanted < 1:
         raise ConfigError(f"{where}: output_len must be an integer of at least 1, not {wanted!r}")
-    if isinstance(arrival_s, bool) or not isinstance(arrival_s, int | float) or not arrival_s >= 0:
-        raise ConfigError(f"{where}: arrival_s must be a number of at least 0, not {arrival_s!r}")
+    if type(arrival_s) not in (int, float) or not 0 <= arrival_s <= MAX_ARRIVAL_S:
+        raise ConfigError(
+            f"{where}: arrival_s must be a number from 0 to {MAX_ARRIVAL_S:g}, not {arrival_s!r}"
+        )
     return WorkItem(prompt_token_ids=tuple(ids), output_len=wanted, arrival_s=float(arrival_s))

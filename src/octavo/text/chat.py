@@ -25,6 +25,9 @@ class ChatTemplate:
     own control tokens. Text in a message that spells one is therefore read as one, as in vLLM and
     llama.cpp: filter it out before it gets here if the people who write messages are not trusted.
 
+    A template is a program of the model's author. The sandbox keeps it from everything but the
+    messages; it does not stop one that runs for ever: serve models of people you trust.
+
     Raises  ModelFileError: the template is not valid jinja.
     """
 
@@ -38,7 +41,7 @@ class ChatTemplate:
         self._special = dict(special)
         try:
             self._template = _environment(now).from_string(source)
-        except jinja2.TemplateSyntaxError as error:
+        except Exception as error:  # of jinja, or of the compiler behind it
             raise ModelFileError(f"the chat template does not compile: {error}") from error
 
     @classmethod

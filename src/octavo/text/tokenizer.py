@@ -1,6 +1,8 @@
 """Text to token ids and back, from GGUF metadata or from a `tokenizer.json` folder."""
 
 import json
+import re
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +17,12 @@ PieceCoding = Literal["byte_level", "sentencepiece"]
 """How a vocabulary spells bytes: one printable character each, or `▁` for a space and `<0x0A>`."""
 
 _GGUF_CONTROL, _GGUF_USER_DEFINED = 3, 4
+_GGUF_ROLES = {
+    "bos_token": "bos",
+    "eos_token": "eos",
+    "unk_token": "unknown",
+    "pad_token": "padding",
+}
 
 _END_PIECES = frozenset(
     {
@@ -41,7 +49,8 @@ class Tokenizer:
     """Encodes, decodes, and knows the model's special tokens.
 
     `bos_id` may be absent; any of `eos_ids` ends an answer. `special` maps the name of a role
-    (`bos_token`, `eos_token` …) to its text, as chat templates ask for it.
+    (`bos_token`, `eos_token` …) to its text, as chat templates ask for it. No token takes up more
+    of a text than `longest_piece_bytes`; None where that cannot be said.
     Keeps  encoding may run in several threads at once: nothing is switched between calls.
     """
 
@@ -51,6 +60,7 @@ class Tokenizer:
     special: Mapping[str, str]
     chat_template: str | None
     vocab_size: int
+    longest_piece_bytes: int | None
     _coding: PieceCoding
     _parsing: tokenizers.Tokenizer
     """Reads special tokens out of the text."""
@@ -85,7 +95,9 @@ class Tokenizer:
         """
         encoder = self._parsing if parse_special else self._literal
         try:
-            return list(encoder.encode(text, add_special_tokens=add_special).ids)
+            # Unlike `encode`, the batch call lets other threads run meanwhile.
+            (encoding,) = encoder.encode_batch_fast([text], add_special_tokens=add_special)
+            return list(encoding.ids)
         except (UnicodeEncodeError, TypeError) as error:
             raise InvalidRequest(
                 "the text is not valid Unicode: it has a lone surrogate"
@@ -135,9 +147,12 @@ def _byte_level_bytes(piece: str) -> bytes:
         return piece.encode()
 
 
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
 def _sentencepiece_bytes(piece: str) -> bytes:
-    if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
-        return bytes([int(piece[3:5], 16)])
+    if found := _BYTE_PIECE.fullmatch(piece):
+        return bytes.fromhex(found[1])
     return piece.replace("▁", " ").encode()
 
 
@@ -145,16 +160,16 @@ def _sentencepiece_bytes(piece: str) -> bytes:
 
 
 def _from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
-    kind = _required(metadata, "tokenizer.ggml.model")
+    kind = _typed(metadata, "tokenizer.ggml.model", str)
     if kind != "gpt2":
         raise ModelFileError(
             f"tokenizer.ggml.model is {kind!r}; Octavo reads 'gpt2' (byte-level BPE) from GGUF"
         )
-    pre_name = metadata.get("tokenizer.ggml.pre", "gpt-2")
-    pieces: Sequence[str] = _required(metadata, "tokenizer.ggml.tokens")
-    types: Sequence[int] = _required(metadata, "tokenizer.ggml.token_type")
-    merges: Sequence[str] = _required(metadata, "tokenizer.ggml.merges")
-    if len(types) != len(pieces):
+    pre_name = _typed(metadata, "tokenizer.ggml.pre", str, "gpt-2")
+    pieces = _list_of(metadata, "tokenizer.ggml.tokens", str)
+    types = _list_of(metadata, "tokenizer.ggml.token_type", int)
+    merges = _list_of(metadata, "tokenizer.ggml.merges", str)
+    if len(types) != len(pieces) or not pieces:
         raise ModelFileError(
             f"tokenizer.ggml.token_type has {len(types)} entries for {len(pieces)} tokens"
         )
@@ -168,9 +183,9 @@ def _from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     except Exception as error:  # the library raises bare Exception
         raise ModelFileError(f"the GGUF tokenizer does not hold together: {error}") from error
     added = [
-        AddedToken(pieces[token], special=int(kind) == _GGUF_CONTROL, normalized=False)
+        AddedToken(pieces[token], special=kind == _GGUF_CONTROL, normalized=False)
         for token, kind in enumerate(types)
-        if int(kind) in (_GGUF_CONTROL, _GGUF_USER_DEFINED)
+        if kind in (_GGUF_CONTROL, _GGUF_USER_DEFINED)
     ]
     parsing = tokenizers.Tokenizer(model)
     parsing.pre_tokenizer = pre_tokenizer
@@ -178,45 +193,61 @@ def _from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     _add_tokens(parsing, added)
 
     named = {
-        role: int(metadata[key])
-        for role, key in (
-            ("bos_token", "tokenizer.ggml.bos_token_id"),
-            ("eos_token", "tokenizer.ggml.eos_token_id"),
-            ("unk_token", "tokenizer.ggml.unknown_token_id"),
-            ("pad_token", "tokenizer.ggml.padding_token_id"),
-        )
-        if key in metadata
+        role: _token_id(metadata, f"tokenizer.ggml.{key}_token_id", len(pieces))
+        for role, key in _GGUF_ROLES.items()
+        if f"tokenizer.ggml.{key}_token_id" in metadata
     }
-    for role, token in named.items():
-        if not 0 <= token < len(pieces):
-            raise ModelFileError(f"{role} is {token}, outside the {len(pieces)} tokens of the file")
     bos = named.get("bos_token")
-    if bos is not None and metadata.get("tokenizer.ggml.add_bos_token", pre_name == "llama-bpe"):
+    adds_bos = _typed(metadata, "tokenizer.ggml.add_bos_token", bool, pre_name == "llama-bpe")
+    if bos is not None and adds_bos:
         _put_first(parsing, pieces[bos], bos)
-    special_ids = frozenset(t for t, kind in enumerate(types) if int(kind) == _GGUF_CONTROL)
+    special_ids = frozenset(t for t, kind in enumerate(types) if kind == _GGUF_CONTROL)
     more_ends = ("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
     return Tokenizer(
         bos_id=bos,
         eos_ids=frozenset(
-            [named["eos_token"]] * ("eos_token" in named)
-            + [int(metadata[key]) for key in more_ends if key in metadata]
+            [token for role, token in named.items() if role == "eos_token"]
+            + [_token_id(metadata, key, len(pieces)) for key in more_ends if key in metadata]
             + [token for token in special_ids if pieces[token] in _END_PIECES]
         ),
         special_ids=special_ids,
         special={role: pieces[token] for role, token in named.items()},
-        chat_template=metadata.get("tokenizer.chat_template"),
+        chat_template=_typed(metadata, "tokenizer.chat_template", str, None),
         vocab_size=len(pieces),
+        longest_piece_bytes=max(len(piece.encode()) for piece in pieces),
         _coding="byte_level",
         _parsing=parsing,
         _literal=_literal_twin(parsing),
     )
 
 
-def _required(metadata: Mapping[str, Any], key: str) -> Any:
-    try:
-        return metadata[key]
-    except KeyError:
-        raise ModelFileError(f"the GGUF file has no {key}: it holds no tokenizer") from None
+def _typed(metadata: Mapping[str, Any], key: str, kind: type, *default: Any) -> Any:
+    """The value of `key`. Without a default it must be there."""
+    if key not in metadata:
+        if default:
+            return default[0]
+        raise ModelFileError(f"the GGUF file has no {key}: it holds no tokenizer")
+    value = metadata[key]
+    if type(value) is not kind:
+        raise ModelFileError(f"{key} is {reprlib.repr(value)}, expected {kind.__name__}")
+    return value
+
+
+def _list_of(metadata: Mapping[str, Any], key: str, kind: type) -> Any:
+    values = _typed(metadata, key, list)
+    odd = next((n for n, value in enumerate(values) if type(value) is not kind), None)
+    if odd is not None:
+        raise ModelFileError(
+            f"{key} holds {reprlib.repr(values[odd])} at {odd}, expected {kind.__name__}"
+        )
+    return values
+
+
+def _token_id(metadata: Mapping[str, Any], key: str, count: int) -> int:
+    token: int = _typed(metadata, key, int)
+    if not 0 <= token < count:
+        raise ModelFileError(f"{key} is {token}, outside the {count} tokens of the file")
+    return token
 
 
 def _merge_pair(merge: str) -> tuple[str, str]:
@@ -259,6 +290,8 @@ def _from_folder(folder: Path) -> Tokenizer:
     # Some files come with the limits they were trained under.
     parsing.no_truncation()
     parsing.no_padding()
+    if not parsing.get_vocab_size():
+        raise ModelFileError(f"{path} has an empty vocabulary")
     config = _json_object(folder / "tokenizer_config.json")
     roles = ("bos_token", "eos_token", "unk_token", "pad_token")
     special = _json_object(folder / "special_tokens_map.json") | config
@@ -271,6 +304,8 @@ def _from_folder(folder: Path) -> Tokenizer:
         special=texts,
         chat_template=_folder_chat_template(folder, config),
         vocab_size=max(parsing.get_vocab(with_added_tokens=True).values()) + 1,
+        # A normalizer may shorten the text, an unknown token or a stripped space stand for much.
+        longest_piece_bytes=None,
         _coding=_coding_of(path),
         _parsing=parsing,
         _literal=_literal_twin(parsing),
@@ -281,12 +316,21 @@ def _json_object(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        content = json.loads(_text_of(path))
+    except (ValueError, RecursionError) as error:
         raise ModelFileError(f"{path} is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise ModelFileError(f"{path} holds {type(content).__name__}, not a JSON object")
     return content
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ModelFileError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ModelFileError(f"{path} is not UTF-8: {error}") from error
 
 
 def _token_text(entry: object) -> str | None:
@@ -298,22 +342,23 @@ def _token_text(entry: object) -> str | None:
 def _folder_eos_ids(
     folder: Path, parsing: tokenizers.Tokenizer, eos_token: str | None
 ) -> frozenset[int]:
-    ids = set()
-    if eos_token is not None:
-        ids.add(parsing.token_to_id(eos_token))
+    ids = [] if eos_token is None else [parsing.token_to_id(eos_token)]
     for name in ("generation_config.json", "config.json"):
         entry = _json_object(folder / name).get("eos_token_id")
-        ids.update(entry if isinstance(entry, list) else [entry])
-    return frozenset(token for token in ids if isinstance(token, int))
+        ids += entry if isinstance(entry, list) else [entry]
+    return frozenset(token for token in ids if type(token) is int and token >= 0)
 
 
 def _folder_chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        return _text_of(path)
     entry = config.get("chat_template")
     if isinstance(entry, list):  # several named templates
-        entry = {item["name"]: item["template"] for item in entry}.get("default")
+        named = (item for item in entry if isinstance(item, dict))
+        entry = next(
+            (item.get("template") for item in named if item.get("name") == "default"), None
+        )
     return entry if isinstance(entry, str) else None
 
 

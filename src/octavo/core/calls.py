@@ -1,0 +1,62 @@
+"""What goes into the core: the setup it starts from, and each call that changes it.
+
+The setup and the calls, in order, are all that decisions depend on. Whoever kept them can have the
+same decisions again.
+"""
+
+from dataclasses import dataclass, field
+
+from octavo.core.budget import Limits
+from octavo.core.events import Event
+from octavo.core.plan import StepPlan, StepResult
+from octavo.core.prefix_cache import Context
+from octavo.core.request import Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreSetup:
+    """Sizes of pool and tables, limits, and what KV depends on besides tokens.
+
+    Without `prefix_caching` nothing is shared. With `slab_tokens` each admission reserves that
+    many positions.
+    """
+
+    blocks: int
+    block_size: int
+    limits: Limits
+    groups: int = 1
+    prefix_caching: bool = True
+    slab_tokens: int = 0
+    context: Context = field(default_factory=Context)
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    now: float
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """`branch` alone, or all of the request."""
+
+    now: float
+    request_id: str
+    branch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    now: float
+    result: StepResult
+
+
+Call = Submit | Cancel | Plan | Commit
+Answer = tuple[Event, ...] | StepPlan | None
+"""A plan is answered by a `StepPlan`, or None when there is nothing to compute; all else by
+events."""

@@ -1,0 +1,19 @@
+"""From a setup to a scheduler: the one way in which engine, replay and simulation make theirs."""
+
+from octavo.core.block_manager import BlockManager
+from octavo.core.calls import CoreSetup
+from octavo.core.prefix_cache import PrefixCache
+from octavo.core.scheduler import Scheduler
+
+
+def scheduler_of(setup: CoreSetup) -> Scheduler:
+    """A scheduler with nothing to do, over a pool with nothing in it."""
+    size, groups = setup.block_size, setup.groups
+    manager = BlockManager(
+        blocks=setup.blocks,
+        block_size=size,
+        groups=groups,
+        cache=PrefixCache(block_size=size, groups=groups) if setup.prefix_caching else None,
+        slab_tokens=setup.slab_tokens,
+    )
+    return Scheduler(manager, setup.limits, context=setup.context)

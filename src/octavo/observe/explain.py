@@ -1,0 +1,292 @@
+"""A request's life in words, for the terminal and for machines."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from octavo.core.events import Admitted, Deferred, Finished, Preempted, Receipt, Refused
+from octavo.observe.lives import Arrived, Drew, Filled, Life, Moment, Phase, Reused, Waited, What
+
+T = TypeVar("T")
+
+WIDTH = 60
+_BARS = "▁▂▃▄▅▆▇█"
+_MARKS: dict[Phase, str] = {
+    "waiting": "·",
+    "prefill": "▒",
+    "decode": "█",
+    "preempted": "░",
+    "ended": " ",
+}
+_SHORT_OF = {
+    "blocks": "KV blocks short by {:,}",
+    "rows": "all rows were taken",
+    "tokens": "the step's token budget was spent",
+    "in_flight": "steps in flight were to give it tokens ({:,})",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """What happened, in seconds after the arrival."""
+
+    at_s: float
+    for_s: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """One request for machines. Times count from its arrival, that from the start of the run.
+
+    `blocks` holds (time, blocks held) at each change, `phases` (time, phase).
+    """
+
+    id: str
+    state: str
+    prompt_tokens: int
+    answer_tokens: int
+    cached_tokens: int
+    recomputed_tokens: int | None
+    priority: int
+    arrived_s: float
+    queued_s: float | None
+    first_token_s: float | None
+    ended_s: float | None
+    preemptions: int
+    evictions: int
+    peak_blocks: int
+    phases: tuple[tuple[float, Phase], ...]
+    blocks: tuple[tuple[float, int], ...]
+    story: tuple[Sentence, ...]
+    receipt: Receipt | None
+
+
+def account(life: Life, started_s: float) -> Account:
+    """The whole story of one request."""
+    arrived = life.arrived_s
+    receipt = life.ending.receipt if isinstance(life.ending, Finished) else None
+    return Account(
+        id=life.id,
+        state=_state(life),
+        prompt_tokens=life.prompt_tokens,
+        answer_tokens=life.answer_tokens,
+        cached_tokens=life.cached_tokens,
+        recomputed_tokens=None if receipt is None else receipt.recomputed_tokens,
+        priority=life.priority,
+        arrived_s=arrived - started_s,
+        queued_s=_after(arrived, _first(life, Admitted)),
+        first_token_s=_after(arrived, _first(life, Drew)),
+        ended_s=_after(arrived, life.ended_s),
+        preemptions=life.preemptions,
+        evictions=life.evictions,
+        peak_blocks=_peak(life) if receipt is None else receipt.peak_blocks,
+        phases=tuple((at_s - arrived, phase) for at_s, phase in life.phases),
+        blocks=tuple((at_s - arrived, blocks) for at_s, blocks in life.blocks),
+        story=tuple(_sentence(moment, life) for moment in life.moments),
+        receipt=receipt,
+    )
+
+
+def _peak(life: Life) -> int:
+    return max((blocks for _, blocks in life.blocks), default=0)
+
+
+def _after(start: float, at_s: float | None) -> float | None:
+    return None if at_s is None else at_s - start
+
+
+def _first(life: Life, kind: type) -> float | None:
+    return next((m.at_s for m in life.moments if isinstance(m.what, kind)), None)
+
+
+def _state(life: Life) -> str:
+    match life.ending:
+        case Finished(reason=reason):
+            return reason
+        case Refused():
+            return "refused"
+    return life.phase
+
+
+# --- words
+
+
+def _sentence(moment: Moment, life: Life) -> Sentence:
+    at_s, for_s = moment.at_s - life.arrived_s, moment.until_s - moment.at_s
+    return Sentence(at_s, for_s, _words(moment.what, life, for_s))
+
+
+def _words(what: What, life: Life, for_s: float) -> str:
+    match what:
+        case Arrived(running, waiting):
+            return f"arrived; {running} were running, {waiting} waiting"
+        case Waited(behind, limit, missing):
+            if not limit:
+                return f"waited {_seconds(for_s)} for the next step"
+            where = f"behind {behind}" if behind else "first in the queue"
+            return f"waited {_seconds(for_s)} {where}: {_short_of(limit, missing)}"
+        case Deferred(_, limit, missing):
+            return f"stood still for {_seconds(for_s)}: {_short_of(limit, missing)}"
+        case Admitted():
+            return _admitted(what)
+        case Filled(tokens, chunks):
+            parts = f" in {chunks} chunks" if chunks > 1 else ""
+            return f"{_count(tokens, 'token')} to compute{parts}"
+        case Drew(first):
+            return "first token" if first else "next token: it goes on where it was"
+        case Reused(blocks):
+            return f"{_count(blocks, 'cached block')} evicted to make room for it"
+        case Preempted():
+            return _preempted(what, life)
+        case Finished() | Refused():
+            return _ended(what)
+
+
+def _short_of(limit: str, missing: int) -> str:
+    return _SHORT_OF.get(limit, f"{limit} short by {{:,}}").format(missing)
+
+
+def _admitted(what: Admitted) -> str:
+    head = "resumed" if what.resumed else "admitted"
+    where = "cached" if what.parent is None else f"shared with {what.parent}"
+    found = f", {what.cached_tokens:,} of them {where}" if what.cached_tokens else ", none cached"
+    return (
+        f"{head} in row {what.row}: {_count(what.tokens, 'token')}{found};"
+        f" {_count(what.blocks_found, 'block')} found, {what.blocks_allocated:,} allocated"
+    )
+
+
+def _preempted(what: Preempted, life: Life) -> str:
+    if what.request_id != life.id:
+        return f"needed room: {what.request_id} yielded {_count(what.blocks_released, 'block')}"
+    return (
+        f"preempted ({what.mode}) for {what.beneficiary}:"
+        f" {_count(what.blocks_released, 'block')} released,"
+        f" {_count(what.tokens_to_recompute, 'token')} to recompute unless still cached"
+    )
+
+
+def _ended(what: Finished | Refused) -> str:
+    if isinstance(what, Refused):
+        return f"refused ({what.limit}): {what.message}"
+    reasons = {
+        "stop": "finished: the model or a stop token ended the answer",
+        "length": "finished: the answer has its full length",
+        "abort": "cancelled",
+        "error": "failed",
+    }
+    stop = f" (token {what.stop_id})" if what.stop_id is not None else ""
+    return reasons[what.reason] + stop + (f": {what.message}" if what.message else "")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value * 1000:.0f} ms" if value < 1 else f"{value:,.2f} s"
+
+
+# --- the terminal
+
+
+def page(told: Account) -> str:
+    """One request: what it cost, a bar of its phases and blocks over time, and its story."""
+    lines = [f"request {told.id}: {told.state}", *_figures(told), "", *_pictures(told), ""]
+    lines += [f"{sentence.at_s:12.3f} s  {sentence.text}" for sentence in told.story]
+    return "\n".join(lines) + "\n"
+
+
+def _figures(told: Account) -> Iterable[str]:
+    yield (
+        f"  {_count(told.prompt_tokens, 'prompt token')} ({told.cached_tokens:,} cached),"
+        f" {_count(told.answer_tokens, 'answer token')}, priority {told.priority}"
+    )
+    yield (
+        f"  queued {_seconds(told.queued_s)}, first token after {_seconds(told.first_token_s)},"
+        f" ended after {_seconds(told.ended_s)}"
+    )
+    if told.preemptions:
+        recomputed = (
+            ""
+            if told.recomputed_tokens is None
+            else (f", {_count(told.recomputed_tokens, 'token')} recomputed")
+        )
+        yield f"  preempted {_count(told.preemptions, 'time')}{recomputed}"
+    if told.evictions:
+        yield f"  evicted {_count(told.evictions, 'cached block')}"
+
+
+def _pictures(told: Account) -> Iterable[str]:
+    end_s = told.ended_s if told.ended_s is not None else _last(told)
+    if end_s <= 0:
+        return
+    times = [end_s * (column + 0.5) / WIDTH for column in range(WIDTH)]
+    bar = "".join(_MARKS[_at(told.phases, at_s, "waiting")] for at_s in times)
+    yield f"  {'phase':7}{bar}  {_seconds(end_s)}"
+    peak = told.peak_blocks
+    if peak:
+        held = [_at(told.blocks, at_s, 0) for at_s in times]
+        heights = "".join(_BARS[(n * 7) // peak] if n else " " for n in held)
+        yield f"  {'blocks':7}{heights}  peak {peak:,}"
+    yield "         · waiting   ▒ prefill   █ decode   ░ preempted"
+
+
+def _last(told: Account) -> float:
+    return max((sentence.at_s + sentence.for_s for sentence in told.story), default=0.0)
+
+
+def _at(changes: Sequence[tuple[float, T]], at_s: float, before: T) -> T:
+    """What the last change up to `at_s` set."""
+    value = before
+    for since_s, changed in changes:
+        if since_s > at_s:
+            break
+        value = changed
+    return value
+
+
+def table(accounts: Iterable[Account]) -> str:
+    """A line for each request."""
+    head = (
+        "request",
+        "arrived",
+        "queued",
+        "first",
+        "ended",
+        "prompt",
+        "cached",
+        "answer",
+        "preempted",
+        "blocks",
+        "state",
+    )
+    rows = [head]
+    for told in accounts:
+        rows.append(
+            (
+                told.id,
+                f"{told.arrived_s:.3f} s",
+                _seconds(told.queued_s),
+                _seconds(told.first_token_s),
+                _seconds(told.ended_s),
+                f"{told.prompt_tokens:,}",
+                f"{told.cached_tokens:,}",
+                f"{told.answer_tokens:,}",
+                str(told.preemptions),
+                str(told.peak_blocks),
+                told.state,
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if index in (0, len(head) - 1) else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    return "\n".join(lines) + "\n"

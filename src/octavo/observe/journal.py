@@ -1,0 +1,336 @@
+"""The journal: what went into the core and what it decided, one line of JSON a call.
+
+    {"octavo_journal":1,"octavo":"0.1.0","started_at":…,"setup":{…}}      a run begins
+    {"call":"submit","now":…,"request":{…},"said":[]}
+    {"call":"plan","now":…,"plan":{"id":0,"spans":[[row,start,stop,[tokens],samples]],…}}
+    {"call":"commit","now":…,"plan":0,"outcomes":[[row,token]],"said":[["Finished",{…}]]}
+
+Lines are only ever appended; a later run of the server adds its own after those before. A journal
+holds the token ids of prompts and answers, so that only its owner may read the file. Left out are
+log-probabilities and `Token` events: nothing is decided by the former, the outcomes say the latter.
+"""
+
+import fcntl
+import itertools
+import logging
+import os
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import msgspec
+
+from octavo.core.calls import Answer, Call, Cancel, Commit, CoreSetup, Plan, Submit
+from octavo.core.events import Decision, Event, Finished, Refused, Token
+from octavo.core.plan import (
+    Bind,
+    BlockCopy,
+    RowFailed,
+    Sampled,
+    Span,
+    StepPlan,
+    StepResult,
+    TableWrite,
+)
+from octavo.core.request import Request
+from octavo.errors import JournalError
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """The first line of a run: `started_at` on the wall clock, in seconds since 1970."""
+
+    octavo_journal: int
+    octavo: str
+    started_at: float
+    setup: CoreSetup
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A call, what the core answered, and on which line that stands."""
+
+    line: int
+    call: Call
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Torn:
+    """A line that was not written to its end: the process was killed, or is writing it now."""
+
+    line: int
+
+
+class Journal:
+    """Appends every call to a file. An observer: it never raises once it is open.
+
+    When the file cannot be written any more (a full disk, say) the journal ends with one warning.
+
+    Cost     one write a call, two calls a step; see `docs/explain.md`.
+    Raises   JournalError: the file cannot be opened, holds something else, or is in use.
+    """
+
+    def __init__(self, path: Path, setup: CoreSetup, *, octavo: str, started_at: float) -> None:
+        self._path = path
+        descriptor = _open_for_appending(path)
+        self._descriptor = descriptor
+        self.close = weakref.finalize(self, os.close, descriptor)
+        header = Header(octavo_journal=FORMAT, octavo=octavo, started_at=started_at, setup=setup)
+        try:
+            _write(descriptor, _joint(descriptor) + msgspec.json.encode(header) + b"\n")
+        except OSError as error:
+            raise JournalError(f"cannot write the journal {path}: {error.strerror}") from error
+
+    def observe(self, call: Call, answer: Answer) -> None:
+        if not self.close.alive:
+            return
+        try:
+            _write(self._descriptor, encode(call, answer) + b"\n")
+        except OSError as error:
+            self.close()
+            logger.warning(
+                "the journal %s ends here, serving goes on: %s", self._path, error.strerror
+            )
+
+
+def _open_for_appending(path: Path) -> int:
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise JournalError(f"cannot open the journal {path}: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        head = os.pread(descriptor, len(_HEAD), 0)
+    except OSError as error:
+        os.close(descriptor)
+        raise JournalError(
+            f"the journal {path} cannot be used, perhaps another engine writes it: {error.strerror}"
+        ) from error
+    if head and head != _HEAD:
+        os.close(descriptor)
+        raise JournalError(f"{path} is no journal of format {FORMAT}; name another file")
+    return descriptor
+
+
+_HEAD = b'{"octavo_journal":%d,' % FORMAT
+
+
+def _joint(descriptor: int) -> bytes:
+    """What must stand between the end of the file and a new run: a torn last line is ended."""
+    size = os.fstat(descriptor).st_size
+    return b"\n" if size and os.pread(descriptor, 1, size - 1) != b"\n" else b""
+
+
+def _write(descriptor: int, line: bytes) -> None:
+    written = os.write(descriptor, line)
+    if written < len(line):
+        raise OSError(None, "the disk is full")
+
+
+# --- writing
+
+
+class _Plan(msgspec.Struct, frozen=True, omit_defaults=True):
+    id: int
+    spans: tuple[tuple[int, int, int, tuple[int, ...], bool], ...]
+    binds: tuple[tuple[int, str, int], ...] = ()
+    writes: tuple[tuple[int, int, int, tuple[int, ...]], ...] = ()
+    copies: tuple[tuple[int, int], ...] = ()
+    decisions: tuple[tuple[str, Any], ...] = ()
+
+
+class _Submit(msgspec.Struct, frozen=True, tag="submit", tag_field="call"):
+    now: float
+    request: Request
+    said: tuple[tuple[str, Any], ...]
+
+
+class _Cancel(msgspec.Struct, frozen=True, tag="cancel", tag_field="call", omit_defaults=True):
+    now: float
+    request_id: str
+    said: tuple[tuple[str, Any], ...]
+    branch: int | None = None
+
+
+class _PlanCall(msgspec.Struct, frozen=True, tag="plan", tag_field="call"):
+    now: float
+    plan: _Plan | None
+
+
+class _Commit(msgspec.Struct, frozen=True, tag="commit", tag_field="call"):
+    now: float
+    plan: int
+    outcomes: tuple[tuple[int, int | str], ...]
+    said: tuple[tuple[str, Any], ...]
+
+
+_Line = _Submit | _Cancel | _PlanCall | _Commit
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(_Line)
+
+
+def encode(call: Call, answer: Answer) -> bytes:
+    """One line, without its end. Equal lines mean equal calls and answers."""
+    match call:
+        case Plan(now):
+            assert answer is None or isinstance(answer, StepPlan)
+            return _encoder.encode(_PlanCall(now, None if answer is None else _plan(answer)))
+        case Commit(now, result):
+            outcomes = tuple(
+                (outcome.row, outcome.token if isinstance(outcome, Sampled) else outcome.message)
+                for outcome in result.outcomes
+            )
+            return _encoder.encode(_Commit(now, result.plan_id, outcomes, _said(answer)))
+        case Submit(now, request):
+            return _encoder.encode(_Submit(now, request, _said(answer)))
+        case Cancel(now, request_id, branch):
+            return _encoder.encode(_Cancel(now, request_id, _said(answer), branch))
+
+
+def _plan(plan: StepPlan) -> _Plan:
+    return _Plan(
+        id=plan.id,
+        spans=tuple((s.row, s.start, s.stop, s.tokens, s.samples) for s in plan.spans),
+        binds=tuple((b.row, b.request.id, b.request.sampling.branch) for b in plan.binds),
+        writes=tuple((w.row, w.group, w.index, w.blocks) for w in plan.writes),
+        copies=tuple((copy.source, copy.target) for copy in plan.copies),
+        decisions=_named(plan.decisions),
+    )
+
+
+def _said(answer: Answer) -> tuple[tuple[str, Any], ...]:
+    assert isinstance(answer, tuple)
+    return _named(event for event in answer if not isinstance(event, Token))
+
+
+def _named(records: Iterable[Decision | Event]) -> tuple[tuple[str, Any], ...]:
+    return tuple((type(record).__name__, record) for record in records)
+
+
+# --- reading
+
+
+def read_journal(path: Path) -> Iterator[Header | Entry | Torn]:
+    """The lines of a journal, in order; the file may still be written.
+
+    Raises   JournalError: the file cannot be read, is none, is of another format, or is damaged.
+    """
+    reader = _Reader(path)
+    try:
+        with path.open("rb") as file:
+            lines = enumerate(itertools.chain(file, [b""]), 1)
+            number, line = next(lines)
+            for next_number, following in lines:
+                yield reader.read(number, line, following)
+                number, line = next_number, following
+            if number == 1:
+                raise JournalError(f"{path} is empty, no journal")
+    except OSError as error:
+        raise JournalError(f"cannot read the journal {path}: {error.strerror}") from error
+
+
+class _Reader:
+    """Keeps the live branches of requests, which plans name by their ids only."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._live: dict[tuple[str, int], Request] = {}
+
+    def read(self, number: int, line: bytes, following: bytes) -> Header | Entry | Torn:
+        """`following` tells whether a broken line is torn: then it is the last of its run."""
+        if number == 1 or line.startswith(b'{"octavo_journal"'):
+            return self._header(number, line)
+        try:
+            if not line.endswith(b"\n"):
+                return Torn(number)
+            return self._entry(number, _decoder.decode(line))
+        except msgspec.ValidationError as error:
+            raise self._damaged(number, str(error)) from error
+        except msgspec.DecodeError as error:
+            if not following or following.startswith(b'{"octavo_journal"'):
+                return Torn(number)
+            raise self._damaged(number, str(error)) from error
+
+    def _damaged(self, number: int, why: str) -> JournalError:
+        return JournalError(f"{self._path}, line {number} is damaged: {why}")
+
+    def _header(self, number: int, line: bytes) -> Header:
+        self._live.clear()
+        try:
+            head = msgspec.json.decode(line)
+            version = head.get("octavo_journal") if isinstance(head, dict) else None
+            if version == FORMAT:
+                return msgspec.convert(head, Header)
+        except msgspec.ValidationError as error:
+            raise self._damaged(number, str(error)) from error
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            version = None
+        if version is None:
+            raise JournalError(f"{self._path} is no journal of Octavo")
+        raise JournalError(
+            f"{self._path} is a journal of format {version}; this version reads format {FORMAT}"
+        )
+
+    def _entry(self, number: int, line: _Line) -> Entry:
+        match line:
+            case _Submit(now, request, said):
+                events = self._events(number, said)
+                if not events:
+                    self._live |= {(own.id, own.sampling.branch): own for own in request.split()}
+                return Entry(number, Submit(now, request), events)
+            case _Cancel(now, request_id, said, branch):
+                return Entry(number, Cancel(now, request_id, branch), self._events(number, said))
+            case _PlanCall(now, plan):
+                answer = None if plan is None else self._plan(number, plan)
+                return Entry(number, Plan(now), answer)
+            case _Commit(now, plan_id, outcomes, said):
+                result = StepResult(
+                    plan_id,
+                    tuple(
+                        RowFailed(row, value) if isinstance(value, str) else Sampled(row, value, 0)
+                        for row, value in outcomes
+                    ),
+                )
+                return Entry(number, Commit(now, result), self._events(number, said))
+
+    def _events(self, number: int, said: Iterable[tuple[str, Any]]) -> tuple[Event, ...]:
+        events = tuple(self._record(number, name, fields, _EVENTS) for name, fields in said)
+        for event in events:
+            if isinstance(event, Finished):
+                self._live.pop((event.request_id, event.branch), None)
+        return events
+
+    def _plan(self, number: int, plan: _Plan) -> StepPlan:
+        unknown = [name for _, *name in plan.binds if tuple(name) not in self._live]
+        if unknown:
+            name, branch = unknown[0]
+            raise self._damaged(number, f"branch {branch} of request {name} is not live")
+        return StepPlan(
+            id=plan.id,
+            binds=tuple(Bind(row, self._live[name, branch]) for row, name, branch in plan.binds),
+            writes=tuple(TableWrite(*write) for write in plan.writes),
+            copies=tuple(BlockCopy(*copy) for copy in plan.copies),
+            spans=tuple(Span(*span) for span in plan.spans),
+            decisions=tuple(
+                self._record(number, name, fields, _DECISIONS) for name, fields in plan.decisions
+            ),
+        )
+
+    def _record(self, number: int, name: str, fields: Any, kinds: dict[str, type[T]]) -> T:
+        if name not in kinds:
+            raise self._damaged(number, f"nothing is called {name!r}")
+        return msgspec.convert(fields, kinds[name])
+
+
+_DECISIONS: dict[str, type[Decision]] = {kind.__name__: kind for kind in get_args(Decision)}
+_EVENTS: dict[str, type[Finished | Refused]] = {kind.__name__: kind for kind in (Finished, Refused)}

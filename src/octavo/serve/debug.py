@@ -1,0 +1,43 @@
+"""GET /debug/requests and /debug/requests/{id}: why a request of this server took its time.
+
+The same as `octavo explain` gives from a journal, from the last requests kept in memory. No token
+of a prompt or an answer is in it.
+"""
+
+from dataclasses import replace
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.errors import UnknownRequest
+from octavo.observe.explain import Account, account
+from octavo.serve.errors import json_response
+from octavo.serve.service import Service
+
+
+class Accounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Stories, phases and blocks over time are left out; ask for one request to see them."""
+
+    requests: list[Account]
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    request: Account
+
+
+async def list_requests(service: Service, request: Request) -> Response:
+    """Every live request and the last that ended, in order of arrival."""
+    started_s = service.lives.started_s or 0.0
+    told = [account(life, started_s) for life in service.lives.all()]
+    short = [replace(each, story=(), phases=(), blocks=()) for each in told]
+    return json_response(Accounts(requests=short))
+
+
+async def show_request(service: Service, request: Request) -> Response:
+    """The life of one request, by its id with or without the prefix of the API."""
+    name = request.path_params["id"]
+    life = service.lives.named(name.rpartition("cmpl-")[2])
+    if life is None:
+        raise UnknownRequest(f"no request {name!r} among those kept; /debug/requests lists them")
+    return json_response(Told(request=account(life, service.lives.started_s or 0.0)))

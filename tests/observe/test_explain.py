@@ -1,0 +1,198 @@
+"""Lives in words: why a request waited, who took its blocks, what that cost."""
+
+import json
+from random import Random
+
+import msgspec
+from tests.core.serving import Serving, Setup
+from tests.observe.recording import Kept, random_run, small_setup, watched
+
+from octavo.core.calls import Plan
+from octavo.core.events import Finished
+from octavo.core.plan import StepPlan
+from octavo.core.request import Request
+from octavo.observe.explain import Account, account, page, table
+from octavo.observe.lives import Lives
+
+
+def told_by(lives: Lives, name: str) -> Account:
+    life = lives.named(name)
+    assert life is not None
+    return account(life, lives.started_s or 0.0)
+
+
+def texts(told: Account) -> list[str]:
+    return [sentence.text for sentence in told.story]
+
+
+def request(random: Random, name: str, prompt: int, answer: int, **fields: int) -> Request:
+    tokens = tuple(random.choices(range(97), k=prompt))
+    return Request(id=name, prompt=tokens, max_tokens=answer, **fields)
+
+
+def crowd(seed: int) -> tuple[Lives, Serving]:
+    """Two requests that outgrow the pool, and one that waits for a row."""
+    lives = Lives()
+    serving = watched(Setup(blocks=6, block_size=4, sequences=2, tokens=8), lives)
+    random = Random(seed)
+    serving.submit(request(random, "elder", 10, 12))
+    serving.submit(request(random, "younger", 5, 12))
+    serving.submit(request(random, "third", 3, 2))
+    serving.finish()
+    return lives, serving
+
+
+def test_a_life_without_trouble() -> None:
+    lives = Lives()
+    serving = watched(Setup(), lives)
+    serving.submit(Request(id="a", prompt=(1, 2, 3, 4, 5), max_tokens=3))
+    serving.finish()
+    told = told_by(lives, "a")
+    assert texts(told) == [
+        "arrived; 0 were running, 0 waiting",
+        "admitted in row 0: 5 tokens, none cached; 0 blocks found, 2 allocated",
+        "5 tokens to compute",
+        "first token",
+        "finished: the answer has its full length",
+    ]
+    assert [phase for _, phase in told.phases] == ["waiting", "prefill", "decode", "ended"]
+    assert [blocks for _, blocks in told.blocks] == [2, 0]
+    assert (told.state, told.answer_tokens, told.peak_blocks) == ("length", 3, 2)
+
+
+def test_chunks_preemption_and_return(seed: int) -> None:
+    lives, serving = crowd(seed)
+    told, elder = told_by(lives, "younger"), told_by(lives, "elder")
+    assert "10 tokens to compute in 2 chunks" in texts(elder)
+    story = " | ".join(texts(told))
+    assert "preempted (recompute) for elder: " in story
+    assert "waited" in story
+    assert "resumed in row" in story
+    assert "next token: it goes on where it was" in story
+    assert any(text.startswith("needed room: younger yielded") for text in texts(elder))
+    receipt = serving.endings["younger"].receipt  # type: ignore[union-attr]
+    assert told.receipt == receipt
+    assert told.preemptions == receipt.preemptions > 0
+    assert told.recomputed_tokens == receipt.recomputed_tokens
+
+
+def test_who_waits_is_told_behind_whom_and_for_what(seed: int) -> None:
+    lives, _ = crowd(seed)
+    story = texts(told_by(lives, "third"))
+    assert any(" behind younger: " in text for text in story) or any(
+        "first in the queue: all rows were taken" in text for text in story
+    ), story
+
+
+def test_accounts_agree_with_the_core(seed: int) -> None:
+    """Over random runs: the figures are those of the receipts, and blocks those of the tables."""
+    for number in range(20):
+        random, lives = Random(f"{seed} {number}"), Lives(ended=None)
+        serving = watched(small_setup(random), lives)
+        random_run(random, serving)
+        for name, ending in serving.endings.items():
+            told = told_by(lives, name)
+            page(told)
+            if not isinstance(ending, Finished):
+                assert told.state == "refused"
+                continue
+            receipt = ending.receipt
+            assert told.state == ending.reason
+            assert told.answer_tokens == receipt.completion_tokens
+            assert told.preemptions == receipt.preemptions
+            assert told.peak_blocks == receipt.peak_blocks
+            assert all(blocks <= receipt.peak_blocks for _, blocks in told.blocks)
+            since = [None if told.queued_s is None else told.queued_s + receipt.arrival_s]
+            assert since == [receipt.admitted_s]
+            assert told.blocks == () or told.blocks[-1][1] == 0
+
+
+def test_blocks_over_time_are_those_of_the_tables(seed: int) -> None:
+    random, lives = Random(seed), Lives(ended=None)
+    serving = watched(small_setup(random), lives)
+    for number in range(6):
+        serving.submit(request(random, f"r{number}", random.randint(1, 8), random.randint(1, 8)))
+        serving.step()
+        for sequence in serving.scheduler.running:
+            life = lives.named(sequence.id)
+            assert life is not None
+            assert life.blocks[-1][1] == sum(len(table) for table in sequence.tables)
+    serving.finish()
+
+
+def test_only_the_last_that_ended_are_kept(seed: int) -> None:
+    random, lives = Random(seed), Lives(ended=2)
+    serving = watched(Setup(), lives)
+    for name in "abcd":
+        serving.submit(request(random, name, 3, 2))
+        serving.finish()
+    serving.submit(request(random, "live", 3, 2))
+    assert [life.id for life in lives.all()] == ["c", "d", "live"]
+    assert lives.named("a") is None
+
+
+def test_an_id_that_is_refused_as_a_double_changes_nothing(seed: int) -> None:
+    random, lives = Random(seed), Lives()
+    serving = watched(Setup(), lives)
+    serving.submit(request(random, "a", 3, 2))
+    serving.scheduler.submit(request(random, "a", 4, 2), 9.0)
+    told = told_by(lives, "a")
+    assert (told.state, told.prompt_tokens) == ("waiting", 3)
+    serving.finish()
+    assert told_by(lives, "a").state == "length"
+
+
+def test_a_request_that_is_refused_says_why(seed: int) -> None:
+    random, lives = Random(seed), Lives()
+    serving = watched(Setup(blocks=4), lives)
+    serving.submit(request(random, "giant", 100, 2))
+    told = told_by(lives, "giant")
+    assert told.state == "refused"
+    assert "refused (blocks): prompt and answer need 26 KV blocks" in texts(told)[-1]
+
+
+def test_no_token_is_in_an_account() -> None:
+    lives = Lives()
+    serving = watched(Setup(vocabulary=987_654_321), lives)
+    serving.submit(Request(id="a", prompt=(987_654_321,) * 5, max_tokens=3))
+    serving.finish()
+    text = msgspec.json.encode(told_by(lives, "a")).decode()
+    assert "987654321" not in text
+    assert json.loads(text)["prompt_tokens"] == 5
+
+
+def test_the_page_and_the_table(seed: int) -> None:
+    lives, _ = crowd(seed)
+    text = page(told_by(lives, "younger"))
+    assert text.startswith("request younger: length\n")
+    for part in ("  phase  ", "  blocks ", "░", "peak ", "preempted 1 time"):
+        assert part in text, text
+    accounts = [account(life, 0.0) for life in lives.all()]
+    lines = table(accounts).splitlines()
+    assert lines[0].split()[:3] == ["request", "arrived", "queued"]
+    assert {line.split()[0] for line in lines[1:]} == {"elder", "younger", "third"}
+
+
+def test_a_request_at_work_can_be_told(seed: int) -> None:
+    random, lives = Random(seed), Lives()
+    serving = watched(Setup(), lives)
+    serving.submit(request(random, "a", 3, 9))
+    assert told_by(lives, "a").state == "waiting"
+    serving.step()
+    told = told_by(lives, "a")
+    assert (told.state, told.ended_s, told.receipt) == ("decode", None, None)
+    assert "ended after -" in page(told)
+
+
+def test_observing_does_not_keep_plans(seed: int) -> None:
+    """A decode adds nothing to a life but a count."""
+    random, lives, kept = Random(seed), Lives(), Kept()
+    serving = watched(Setup(block_size=4, blocks=64), lives, kept)
+    serving.submit(request(random, "a", 4, 100))
+    serving.finish()
+    steps = sum(isinstance(c, Plan) and isinstance(a, StepPlan) for c, a in kept.told)
+    life = lives.named("a")
+    assert life is not None
+    assert steps == 100
+    assert len(life.moments) < 10
+    assert len(life.blocks) < 30

@@ -7,10 +7,10 @@ from random import Random
 from octavo.core.block_manager import BlockManager
 from octavo.core.budget import Limits
 from octavo.core.events import Decision, Event, Finished, Preempted, Refused, Token
-from octavo.core.invariants import check
+from octavo.core.invariants import check, check_writes
 from octavo.core.plan import StepPlan
 from octavo.core.prefix_cache import Context, HashFunction, PrefixCache, sha256
-from octavo.core.request import Request
+from octavo.core.request import Request, Sampling
 from octavo.core.scheduler import Scheduler
 from octavo.simulate.oracle import OracleRunner, answer_alone
 
@@ -79,6 +79,10 @@ def random_setup(random: Random) -> Setup:
     )
 
 
+DRAWN = Sampling(temperature=1.0)
+"""With it the oracle answers each branch differently; without it all are equal."""
+
+
 def random_request(random: Random, name: str) -> Request:
     """Of few different beginnings, so that prefixes meet."""
     start = random.choice([[1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 9, 9], [5]])
@@ -92,7 +96,17 @@ def random_request(random: Random, name: str) -> Request:
         priority=random.choice([0, 0, 0, 1, -1]),
         salt=random.choice(["", "", "other"]),
         use_cache=random.random() < 0.9,
+        branches=random.choice([1, 1, 1, 2, 3, 7]),
+        sampling=random.choice([Sampling(), DRAWN, Sampling(temperature=1.0, branch=2)]),
     )
+
+
+def branches_of(request: Request) -> list[tuple[str, Request]]:
+    """Each branch as a request of its own, under the name that decisions give it."""
+    return [
+        (f"{request.id}#{number}" if number else request.id, own)
+        for number, own in enumerate(request.split())
+    ]
 
 
 @dataclass(slots=True)
@@ -106,6 +120,7 @@ class Serving:
     plans: list[StepPlan] = field(default_factory=list)
     requests: dict[str, Request] = field(default_factory=dict)
     tokens: dict[str, list[int]] = field(default_factory=dict)
+    """By the names that decisions give to branches."""
     endings: dict[str, Finished | Refused] = field(default_factory=dict)
     now: float = 0.0
 
@@ -126,13 +141,14 @@ class Serving:
 
     def submit(self, *requests: Request) -> None:
         for request in requests:
-            self.requests[request.id] = request
-            self.tokens[request.id] = list(request.emitted)
+            for name, own in branches_of(request):
+                self.requests[name] = own
+                self.tokens[name] = list(request.emitted)
             self._take(self.scheduler.submit(request, self.now))
             check(self.scheduler)
 
-    def cancel(self, request_id: str) -> None:
-        self._take(self.scheduler.cancel(request_id, self.now))
+    def cancel(self, request_id: str, only: int | None = None) -> None:
+        self._take(self.scheduler.cancel(request_id, self.now, only))
         check(self.scheduler)
 
     def launch(self) -> StepPlan | None:
@@ -141,6 +157,7 @@ class Serving:
         plan = self.scheduler.plan(self.now)
         check(self.scheduler)
         if plan is not None:
+            check_writes(self.scheduler, plan)
             self._audit(plan)
             self.plans.append(plan)
             self.in_flight.append(plan)
@@ -176,23 +193,25 @@ class Serving:
 
     @property
     def live(self) -> tuple:
-        return (*self.scheduler.running, *self.scheduler.waiting)
+        return (*self.scheduler.running, *self.scheduler.waiting, *self.scheduler.held)
 
     def assert_at_rest(self) -> None:
         pool = self.scheduler.manager.pool
         assert pool.available == pool.total
         assert self.endings.keys() == self.requests.keys()
-        for request in self.requests.values():
-            self.assert_answer(request)
+        for name in self.requests:
+            self.assert_answer(name)
 
-    def assert_answer(self, request: Request) -> None:
-        """What was sent is what `request` gets alone: all of it, or a head if it was cut off."""
-        ending, sent = self.endings[request.id], tuple(self.tokens[request.id])
+    def assert_answer(self, name: str) -> None:
+        """What was sent is what a request of this one branch gets alone: all of it, or a head if
+        it was cut off."""
+        request = self.requests[name]
+        ending, sent = self.endings[name], tuple(self.tokens[name])
         alone = answer_alone(request, self.setup.vocabulary)
         if isinstance(ending, Finished) and ending.reason in ("stop", "length"):
             assert sent == alone
             assert ending.receipt.completion_tokens == len(sent)
-            assert ending.receipt.prompt_tokens == len(request.prompt)
+            assert ending.receipt.prompt_tokens == (0 if "#" in name else len(request.prompt))
             assert (ending.stop_id is not None) == (ending.reason == "stop")
         else:
             assert sent == alone[: len(sent)]
@@ -202,13 +221,23 @@ class Serving:
 
     def _take(self, events: tuple[Event, ...]) -> None:
         for event in events:
-            assert event.request_id not in self.endings, "an event after the terminal one"
-            if isinstance(event, Token):
-                sent = self.tokens[event.request_id]
-                assert event.index == len(sent), "an answer with a gap or a repeat"
-                sent.append(event.token)
-            else:
-                self.endings[event.request_id] = event
+            for name in self._names(event):
+                assert name not in self.endings, "an event after the terminal one"
+                if isinstance(event, Token):
+                    sent = self.tokens[name]
+                    assert event.index == len(sent), "an answer with a gap or a repeat"
+                    sent.append(event.token)
+                else:
+                    self.endings[name] = event
+
+    def _names(self, event: Event) -> list[str]:
+        """Which branches an event is about: a refusal is about all."""
+        return [
+            name
+            for name, own in self.requests.items()
+            if own.id == event.request_id
+            and (isinstance(event, Refused) or own.sampling.branch == event.branch)
+        ]
 
     def _audit(self, plan: StepPlan) -> None:
         """A plan keeps to the limits, and names only sequences that own what it needs."""

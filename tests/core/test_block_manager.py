@@ -104,6 +104,28 @@ def test_a_full_hit_without_room_for_a_copy_computes_the_last_block_again() -> N
     assert (admission.cached_tokens, admission.copies) == (4, ())
 
 
+def test_a_prompt_of_300_tokens_copies_the_12_that_begin_its_19th_block() -> None:
+    manager = BlockManager(blocks=60, block_size=16, cache=PrefixCache(block_size=16, groups=1))
+    warm(manager, *range(400))
+    admission = admitted(manager, sequence_of(manager, *range(300), 1000))
+    assert (admission.cached_tokens, admission.blocks_found) == (300, 18)
+    (copy,) = admission.copies
+    assert manager.cache is not None
+    node, _ = manager.cache.published()[copy.source]
+    assert node.tokens == (*range(288, 304),)
+    assert (len(admission.writes[0].blocks), admission.blocks_allocated) == (19, 1)
+
+
+def test_the_tokens_of_a_block_that_begin_alike_are_found_without_a_whole_hit() -> None:
+    manager = manager_of(8)
+    warm(manager, *range(8))
+    admission = admitted(manager, sequence_of(manager, 0, 1, 2, 60, 61))
+    assert (admission.cached_tokens, admission.blocks_found) == (3, 0)
+    assert admitted(manager, sequence_of(manager, 1, 2, 3, 60)).cached_tokens == 0
+    assert admitted(manager, sequence_of(manager, *range(5), 60, salt="x")).cached_tokens == 0
+    assert admitted(manager, sequence_of(manager, *range(6))).cached_tokens == 5
+
+
 def test_another_salt_hits_nothing() -> None:
     manager = manager_of(8)
     warm(manager, *range(9), salt="one")
@@ -142,7 +164,7 @@ def test_reserve_says_only_what_changed() -> None:
     manager = manager_of(3, groups=1)
     sequence = sequence_of(manager, *range(4))
     admitted(manager, sequence)
-    assert manager.reserve(sequence, 4) == Reservation((), ())
+    assert manager.reserve(sequence, 4) == Reservation((), (), ())
     (first,) = sequence.tables[0].blocks
     reservation = manager.reserve(sequence, 9)
     assert isinstance(reservation, Reservation)
@@ -161,6 +183,84 @@ def test_a_request_that_opts_out_neither_finds_nor_leaves_anything() -> None:
     computed(manager, private)
     manager.release(private)
     assert manager.pool.cached == 2
+
+
+def forked(manager: BlockManager, parent: Sequence, *tokens: int, upto: int) -> Sequence:
+    child = sequence_of(manager, *tokens)
+    manager.fork(parent, child, 1, upto)
+    child.admit(row=1, cached=upto, now=0.0)
+    return child
+
+
+def test_a_fork_takes_no_block_and_the_first_writer_copies_one() -> None:
+    manager = manager_of(8, groups=2)
+    parent = sequence_of(manager, *range(6))
+    admitted(manager, parent)
+    computed(manager, parent)
+    child = forked(manager, parent, *range(6), 7, upto=6)
+    assert manager.pool.owned == 4
+    assert [table.blocks for table in child.tables] == [table.blocks for table in parent.tables]
+    before = [table.blocks for table in child.tables]
+    reservation = manager.reserve(child, 7)
+    assert isinstance(reservation, Reservation)
+    assert [copy.source for copy in reservation.copies] == [blocks[1] for blocks in before]
+    assert [(w.row, w.group, w.index, len(w.blocks)) for w in reservation.writes] == [
+        (1, 0, 1, 1),
+        (1, 1, 1, 1),
+    ]
+    assert [table.blocks for table in parent.tables] == before
+    assert [table[0] for table in child.tables] == [blocks[0] for blocks in before]
+    assert manager.pool.owned == 6
+    assert manager.reserve(parent, 7) == manager.reserve(child, 7) == Reservation((), (), ())
+
+
+def test_the_last_owner_writes_without_a_copy() -> None:
+    manager = manager_of(2)
+    parent = sequence_of(manager, *range(6))
+    admitted(manager, parent)
+    computed(manager, parent)
+    child = forked(manager, parent, *range(6), 7, upto=6)
+    assert manager.reserve(child, 7) == Shortage(1)
+    assert not manager.covers(child, 7)
+    manager.release(parent)
+    assert manager.covers(child, 7)
+    assert manager.reserve(child, 7) == Reservation((), (), ())
+
+
+def test_a_published_block_is_copied_or_when_blocks_are_short_rewritten_and_not_found() -> None:
+    for blocks in (3, 2):
+        manager = manager_of(blocks)
+        parent = sequence_of(manager, *range(8))
+        admitted(manager, parent)
+        computed(manager, parent)
+        child = forked(manager, parent, *range(8), upto=7)
+        manager.release(parent)
+        last = child.tables[0][1]
+        reservation = manager.reserve(child, 8)
+        assert isinstance(reservation, Reservation)
+        assert len(reservation.copies) == blocks - 2
+        assert manager.cache is not None
+        assert manager.cache.publishes(last) == (blocks == 3)
+        assert not manager.cache.publishes(child.tables[0][1])
+        computed(manager, child)
+        assert manager.cache.publishes(last)
+
+
+def test_releasing_a_branch_gives_back_only_what_it_alone_owns() -> None:
+    """B029: logical blocks were counted as if each gave back a physical one."""
+    manager = manager_of(9)
+    trunk = sequence_of(manager, *range(16))
+    admitted(manager, trunk)
+    computed(manager, trunk)
+    beams = [trunk, *(forked(manager, trunk, *range(16), 60 + n, upto=16) for n in range(2))]
+    trunk.tokens.append(50)
+    for beam in beams:
+        assert isinstance(manager.reserve(beam, 17), Reservation)
+    assert manager.pool.owned == 4 + 3
+    stranger = sequence_of(manager, *range(80, 96))
+    assert manager.missing(stranger, headroom=0, leaving=beams[1:]) == 0
+    assert manager.missing(stranger, headroom=1, leaving=beams[1:]) == 1
+    assert [manager.release(beam) for beam in (trunk, *beams[1:])] == [1, 1, 5]
 
 
 class ManagerMachine(RuleBasedStateMachine):
@@ -200,9 +300,7 @@ class ManagerMachine(RuleBasedStateMachine):
         assert admission.cached_tokens < len(tokens)
         sequence.admit(row=row, cached=admission.cached_tokens, now=0.0)
         self.running.append(sequence)
-        for copy in admission.copies:
-            for offset in range(self.manager.block_size):
-                self.cells[copy.target, offset] = self.cells[copy.source, offset]
+        self.copy(admission)
         self.covers(sequence, len(tokens))
 
     @precondition(lambda self: self.running)
@@ -211,6 +309,8 @@ class ManagerMachine(RuleBasedStateMachine):
         sequence = data.draw(st.sampled_from(self.running))
         start, length = sequence.computed, len(sequence.tokens)
         stop = start + max(1, int((length - start) * share))
+        if not self.reserve(sequence, stop):
+            return
         for group, table in enumerate(sequence.tables):
             for position in range(start):
                 assert self.cell(table, position) == self.content(sequence, group, position)
@@ -224,15 +324,64 @@ class ManagerMachine(RuleBasedStateMachine):
 
     def grow(self, sequence: Sequence, token: int) -> None:
         upto = len(sequence.tokens) + 1
-        blocks = self.manager.blocks_for(upto) - self.manager.blocks_for(upto - 1)
+        if self.reserve(sequence, upto):
+            sequence.tokens.append(token)
+            self.covers(sequence, upto)
+
+    def reserve(self, sequence: Sequence, upto: int) -> bool:
+        """Whether the sequence may write on; if not it is gone."""
+        growth = sum(table.missing(upto) for table in sequence.tables)
+        written = self.written(sequence)
+        shared = [block for block in written if self.owners(block) > 1]
+        lone = [
+            block
+            for block in written
+            if self.owners(block) == 1 and self.manager.cache.publishes(block)
+        ]
+        covers = self.manager.covers(sequence, upto)
         available = self.manager.pool.available
         reservation = self.manager.reserve(sequence, upto)
+        assert covers == (not growth and not shared and not lone)
         if isinstance(reservation, Shortage):
-            assert reservation.blocks == blocks - available
+            assert reservation.blocks == growth + len(shared) - available > 0
             self.release(sequence)
-            return
-        sequence.tokens.append(token)
-        self.covers(sequence, upto)
+            return False
+        fits = growth + len(shared) + len(lone) <= available
+        assert {copy.source for copy in reservation.copies} == {*shared, *(lone if fits else ())}
+        self.copy(reservation)
+        for block in self.written(sequence):
+            assert self.owners(block) == 1
+            assert not self.manager.cache.publishes(block)
+        return True
+
+    def written(self, sequence: Sequence) -> list[int]:
+        """The blocks that hold the next position and positions before it."""
+        index, offset = divmod(sequence.scheduled, self.manager.block_size)
+        return [table[index] for table in sequence.tables if offset and index < len(table)]
+
+    def owners(self, block: int) -> int:
+        return sum(block in table.blocks for one in self.running for table in one.tables)
+
+    def copy(self, taken: Admission | Reservation) -> None:
+        for copy in taken.copies:
+            for offset in range(self.manager.block_size):
+                self.cells[copy.target, offset] = self.cells.get((copy.source, offset))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), share=st.floats(0, 1), tail=st.lists(st.integers(0, 2), max_size=3))
+    def fork(self, data: st.DataObject, share: float, tail: list[int]) -> None:
+        """A child of a part, or of all, of what a sequence has computed; it takes no block."""
+        parent = data.draw(st.sampled_from(self.running))
+        upto = int(parent.computed * share)
+        tokens = (*parent.tokens[:upto], *(tail or [0]))
+        salt, use_cache = parent.context.salt, parent.request.use_cache
+        child = sequence_of(self.manager, *tokens, salt=salt, use_cache=use_cache)
+        available, row = self.manager.pool.available, next(self.rows)
+        self.manager.fork(parent, child, row, upto)
+        assert self.manager.pool.available == available
+        child.admit(row=row, cached=upto, now=0.0)
+        self.running.append(child)
+        self.covers(child, upto)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
@@ -263,7 +412,7 @@ class ManagerMachine(RuleBasedStateMachine):
             limits = SimpleNamespace(sequences=10**6)
             check(
                 SimpleNamespace(
-                    manager=self.manager, running=self.running, waiting=(), limits=limits
+                    manager=self.manager, running=self.running, waiting=(), held=(), limits=limits
                 )
             )
 

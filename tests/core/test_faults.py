@@ -8,8 +8,9 @@ from itertools import permutations, product
 from random import Random
 
 import pytest
-from tests.core.serving import Serving, Setup
+from tests.core.serving import DRAWN, Serving, Setup
 
+from octavo.core.block_manager import BlockManager
 from octavo.core.events import Admitted, Deferred, Finished, Preempted, Refused
 from octavo.core.invariants import check
 from octavo.core.plan import RowFailed, Span, StepResult
@@ -174,6 +175,125 @@ def test_B020_the_same_prefix_computed_at_once_is_kept_once(
     serving.submit(request("evict", prompt(random, 159), 1, use_cache=False))
     serving.finish()
     assert len(manager.cache) == manager.pool.cached == 0
+
+
+# --- branches
+
+
+def block_copies(serving: Serving) -> int:
+    return sum(len(plan.copies) for plan in serving.plans)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("cached", [True, False])
+def test_B025_each_extra_branch_copies_one_block_and_never_again(
+    random: Random, depth: int, cached: bool
+) -> None:
+    """B025: children were forked again at each step although their blocks were private.
+
+    The prompt is computed once, its whole blocks are held once.
+    """
+    serving = Serving(Setup(block_size=4, depth=depth, cached=cached))
+    serving.submit(request("a", prompt(random, 2 * 4 + 3), 3 * 4, branches=3, sampling=DRAWN))
+    most = 0
+    while not serving.scheduler.idle:
+        serving.step()
+        most = max(most, serving.scheduler.manager.pool.owned)
+    assert block_copies(serving) == 2
+    assert len({tuple(tokens) for tokens in serving.tokens.values()}) == 3
+    assert serving.scheduler.counters.tokens_computed == 11 + 2 + 3 * 11
+    own = ceil_div(11 + 11, 4) - 2
+    assert 2 + 3 * (own - 1) < most <= 2 + 3 * own
+    parents = [decision.parent for decision in serving.of(Admitted)]
+    assert parents[0] is None
+    assert all(parents[1:])
+    serving.assert_at_rest()
+
+
+@pytest.mark.parametrize(("length", "copies"), [(1, 0), (4, 2), (5, 0), (6, 2), (8, 2), (9, 0)])
+def test_B025_no_block_is_copied_that_has_nothing_to_share(
+    random: Random, length: int, copies: int
+) -> None:
+    """A branch computes the last prompt position itself: a block that holds others is copied."""
+    serving = Serving(Setup(block_size=4))
+    serving.submit(request("a", prompt(random, length), 9, branches=3, sampling=DRAWN))
+    serving.finish()
+    assert block_copies(serving) == copies
+
+
+def test_B025_the_audit_counts_a_copy_too_many(
+    random: Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planted fault: every write in the middle of a block copies it."""
+    monkeypatch.setattr(
+        BlockManager, "_protects", lambda manager, table, position: position % 4 and len(table) > 2
+    )
+    serving = Serving(Setup(block_size=4))
+    serving.submit(request("a", prompt(random, 2 * 4 + 3), 3 * 4, branches=3, sampling=DRAWN))
+    serving.finish()
+    assert block_copies(serving) > 2
+
+
+def test_B029_branches_that_leave_give_back_what_they_alone_own(random: Random) -> None:
+    """B029: shared blocks were counted once for each branch. Cancelled in every order."""
+    first = prompt(random, 19)
+    for order in permutations(range(3)):
+        serving = Serving(Setup(block_size=4, blocks=40))
+        serving.submit(request("a", first, 9, branches=3, sampling=DRAWN))
+        for _ in range(3):
+            serving.step()
+        pool = serving.scheduler.manager.pool
+        for gone, branch in enumerate(order, 1):
+            owned = pool.owned
+            tables = {s.request.sampling.branch: s.tables[0] for s in serving.scheduler.running}
+            serving.cancel("a", branch)
+            left = {
+                block
+                for other, table in tables.items()
+                if other != branch
+                for block in table.blocks or ()
+            }
+            assert pool.owned == len(left), (order, gone, owned)
+        serving.assert_at_rest()
+
+
+def test_B049_every_branch_ends_once_whatever_its_length(random: Random) -> None:
+    """B049: answers were lost, depending on which child ended first. n = 8, 200 runs under load."""
+    for run in range(200):
+        serving = Serving(
+            Setup(blocks=40, block_size=4, sequences=random.choice([3, 8, 20]), tokens=24)
+        )
+        serving.submit(request("load", prompt(random, 9), 9))
+        stops = frozenset(random.sample(range(97), k=random.choice([5, 30])))
+        serving.submit(
+            request("a", prompt(random, 10), 16, branches=8, sampling=DRAWN, stop_token_ids=stops)
+        )
+        serving.submit(request("more", prompt(random, 5), 9))
+        serving.finish()
+        endings = [finished(serving, f"a#{n}" if n else "a") for n in range(8)]
+        assert [ending.branch for ending in endings] == list(range(8)), run
+        assert sum(ending.receipt.prompt_tokens for ending in endings) == 10
+        assert sum(ending.receipt.completion_tokens for ending in endings) == sum(
+            len(tokens) for name, tokens in serving.tokens.items() if name.startswith("a")
+        )
+
+
+@pytest.mark.parametrize(("sequences", "blocks"), [(8, 400), (8, 2 + 5 * 3), (32, 5), (1, 30)])
+@pytest.mark.parametrize("cached", [True, False])
+def test_B050_more_branches_than_fit_run_in_turn(
+    random: Random, sequences: int, blocks: int, cached: bool
+) -> None:
+    """B050: an n larger than a batch was never admitted. Others are served meanwhile."""
+    setup = Setup(blocks=blocks, block_size=4, sequences=sequences, cached=cached)
+    serving = Serving(setup)
+    serving.submit(request("wide", prompt(random, 9), 11, branches=32, sampling=DRAWN))
+    for _ in range(3):
+        serving.step()
+    serving.submit(request("other", prompt(random, 5), 4))
+    serving.finish()
+    ended = list(serving.endings)
+    assert len(ended) == 33
+    assert ended.index("other") < 32 or sequences == 32
 
 
 # --- preemption

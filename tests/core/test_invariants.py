@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from tests.core.serving import Serving, Setup
 
-from octavo.core.invariants import check
+from octavo.core.invariants import check, check_writes
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler
 
@@ -74,6 +74,23 @@ def cache_what_is_published_nowhere(scheduler: Scheduler) -> None:
     pool._cached[pool._free.pop()] = None
 
 
+def share_the_next_block_but_one(scheduler: Scheduler) -> None:
+    """Only the block that holds the next position may have two owners."""
+    one, two = scheduler.running
+    taken = scheduler.manager.pool.take(2)
+    for sequence, block in ((one, taken.blocks[0]), (two, taken.blocks[1])):
+        sequence.tokens += range(8)
+        sequence.tables[0].grow((block,))
+    scheduler.manager.pool.share(two.tables[0].replace(3, one.tables[0][3]))
+
+
+def hold_a_sibling_that_owns(scheduler: Scheduler) -> None:
+    request = Request(id="new", prompt=(1, 2), max_tokens=1, branches=3)
+    scheduler.submit(request, 0.0)
+    assert len(scheduler.held) == 2
+    scheduler.held[1].row = 5
+
+
 @pytest.mark.parametrize(
     "falsify",
     [
@@ -88,6 +105,8 @@ def cache_what_is_published_nowhere(scheduler: Scheduler) -> None:
         publish_what_is_written_in_the_second_group,
         disagree_about_a_prefix,
         cache_what_is_published_nowhere,
+        share_the_next_block_but_one,
+        hold_a_sibling_that_owns,
     ],
 )
 def test_a_falsified_book_is_found(falsify: Falsify) -> None:
@@ -95,3 +114,19 @@ def test_a_falsified_book_is_found(falsify: Falsify) -> None:
     falsify(scheduler)
     with pytest.raises(AssertionError):
         check(scheduler)
+
+
+def test_a_plan_that_writes_to_what_others_own_or_find_is_found() -> None:
+    scheduler = busy()
+    plan = scheduler.plan(9.0)
+    assert plan is not None
+    check_writes(scheduler, plan)
+    sequence = scheduler.running[0]
+    block = sequence.tables[1][plan.spans[0].start // 4]
+    scheduler.manager.pool.share(block)
+    with pytest.raises(AssertionError, match="shared"):
+        check_writes(scheduler, plan)
+    scheduler.manager.pool.release(block, keep=False)
+    scheduler.manager.cache._by_block[block] = (sequence.prefixes[0], 1)
+    with pytest.raises(AssertionError, match="published"):
+        check_writes(scheduler, plan)

@@ -119,6 +119,41 @@ def test_match_ends_at_the_first_block_missing_in_any_group() -> None:
     assert cache.match(chain, 3) == 0
 
 
+@given(
+    published=st.lists(st.tuples(*[st.integers(0, 2)] * 4), unique=True, max_size=12),
+    gone=st.sets(st.integers(0, 11)),
+    tokens=st.lists(st.integers(0, 2), max_size=4).map(tuple),
+)
+def test_the_node_that_begins_most_alike_is_found(
+    published: list[tuple[int, ...]], gone: set[int], tokens: tuple[int, ...]
+) -> None:
+    cache, context = cache_of(4), Context(salt="s")
+    for block, own in enumerate(published):
+        cache.publish(chain_of(cache, context, list(own))[0], 0, block)
+    for block in gone & set(range(len(published))):
+        cache.forget(block)
+    left = [own for block, own in enumerate(published) if block not in gone]
+    alike = [n for own in left for n in range(len(tokens) + 1) if own[:n] == tokens[:n]]
+    best = max(alike, default=0)
+    found = cache.begins_like(Context(salt="s"), tokens)
+    assert (0 if found is None else found[1]) == best
+    assert found is None or found[0].tokens[:best] == tokens[:best]
+    assert cache.begins_like(Context(), tokens) is None
+
+
+def test_only_a_node_with_a_block_in_every_group_is_found_by_how_it_begins() -> None:
+    cache = cache_of(2, groups=2)
+    parent, node = chain_of(cache, Context(), [1, 2, 3, 4])
+    cache.publish(node, 1, 7)
+    assert cache.begins_like(parent, (3,)) is None
+    cache.publish(node, 0, 8)
+    assert cache.begins_like(parent, (3,)) == (node, 1)
+    assert cache.begins_like(parent, (3, 4, 5)) == (node, 2)
+    assert cache.begins_like(parent, (4,)) is cache.begins_like(Context(), (3,)) is None
+    cache.forget(7)
+    assert cache.begins_like(parent, (3,)) is None
+
+
 def test_one_block_stands_for_a_node() -> None:
     cache = cache_of(2)
     (node,) = chain_of(cache, Context(), [1, 2])

@@ -41,20 +41,24 @@ def random(seed: int) -> Random:
 # --- the traces of the seeds, in blocks of 16
 
 
-def test_a_prompt_of_1200_tokens_reuses_a_cached_preamble_of_900(random: Random) -> None:
+@pytest.mark.parametrize(("more", "cached"), [(0, 896), (40, 900)])
+def test_a_prompt_of_1200_tokens_reuses_a_cached_preamble_of_900(
+    random: Random, more: int, cached: int
+) -> None:
+    """56 whole blocks are found; the 57th, if it was filled, is copied for its first 4 tokens."""
     serving = Serving(Setup(blocks=200, block_size=16, tokens=2048))
     preamble = prompt(random, 900)
-    serving.submit(request("before", (*preamble, *prompt(random, 40)), 1))
+    serving.submit(request("before", (*preamble, *[90] * more), 1))
     serving.finish()
     serving.submit(request("chat", (*preamble, *prompt(random, 300)), 20))
     plan = serving.step()
     assert plan is not None
     (admitted,) = (d for d in plan.decisions if isinstance(d, Admitted))
     assert (admitted.blocks_found, admitted.blocks_allocated) == (56, 19)
-    assert admitted.cached_tokens == 896
+    assert admitted.cached_tokens == cached
+    assert len(plan.copies) == (cached > 896)
     (span,) = plan.spans
-    assert (span.start, span.stop, span.samples) == (896, 1200, True)
-    assert span.stop - span.start == 304
+    assert (span.start, span.stop, span.samples) == (cached, 1200, True)
     (write,) = plan.writes
     assert len(write.blocks) == 75
     plan = serving.step()

@@ -7,10 +7,17 @@ from random import Random
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from tests.core.serving import Serving, Setup, constant_hash, random_request, random_setup
+from tests.core.serving import (
+    DRAWN,
+    Serving,
+    Setup,
+    constant_hash,
+    random_request,
+    random_setup,
+)
 
 from octavo.core.prefix_cache import sha256
-from octavo.core.request import Request
+from octavo.core.request import Request, Sampling
 from octavo.simulate.oracle import answer_alone
 
 RUNS = int(os.environ.get("OCTAVO_TEST_RUNS", "300"))
@@ -47,6 +54,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt=st.sampled_from(["", "other"]),
         use_cache=st.booleans(),
         emitted=st.integers(0, 3),
+        branches=st.sampled_from([1, 1, 2, 3, 6]),
+        sampling=st.sampled_from([Sampling(), DRAWN, DRAWN]),
     )
     def submit(
         self,
@@ -59,10 +68,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt: str,
         use_cache: bool,
         emitted: int,
+        branches: int,
+        sampling: Sampling,
     ) -> None:
         prompt = tuple(range(1, head + 1)) + tuple(tail)
         request = Request(
-            id=f"r{len(self.serving.requests)}",
+            id=f"r{len(self.serving.requests)}",  # branches count too: still a fresh name
             prompt=prompt,
             max_tokens=max_tokens,
             min_tokens=min_tokens,
@@ -70,20 +81,23 @@ class SchedulerMachine(RuleBasedStateMachine):
             priority=priority,
             salt=salt,
             use_cache=use_cache,
+            branches=branches,
+            sampling=sampling,
         )
         self.serving.submit(restarted(request, emitted, self.serving.setup.vocabulary))
 
     @precondition(lambda self: self.serving.live)
-    @rule(data=st.data())
-    def cancel(self, data: st.DataObject) -> None:
-        live = [sequence.id for sequence in self.serving.live]
-        self.serving.cancel(data.draw(st.sampled_from(live)))
+    @rule(data=st.data(), alone=st.booleans())
+    def cancel(self, data: st.DataObject, alone: bool) -> None:
+        """A whole request, or one of its branches."""
+        request = data.draw(st.sampled_from(self.serving.live)).request
+        self.serving.cancel(request.id, request.sampling.branch if alone else None)
 
     @precondition(lambda self: self.serving.live)
     @rule(data=st.data(), position=st.integers(0, 20))
     def fail(self, data: st.DataObject, position: int) -> None:
         """From now on the work of one request fails; its neighbours do not notice."""
-        live = [sequence.id for sequence in self.serving.live]
+        live = [sequence.request.id for sequence in self.serving.live]
         name = data.draw(st.sampled_from(live))
         self.serving.oracle.failing = {**self.serving.oracle.failing, name: position}
 
@@ -114,7 +128,8 @@ def test_any_serving_gives_each_request_the_answer_it_gets_alone(seed: int) -> N
         for number in range(random.randint(1, 12)):
             serving.submit(random_request(random, f"r{number}"))
             if random.random() < 0.2:
-                serving.cancel(f"r{random.randint(0, number)}")
+                only = random.choice([None, 0, 2])
+                serving.cancel(f"r{random.randint(0, number)}", only)
             if random.random() < 0.1:
                 name = f"r{random.randint(0, number)}"
                 serving.oracle.failing = {**serving.oracle.failing, name: random.randint(0, 20)}

@@ -10,7 +10,7 @@ from tests.text.vocabulary import tokenizer_of
 from octavo.core.block_manager import BlockManager
 from octavo.core.budget import Limits
 from octavo.core.plan import StepPlan, StepResult
-from octavo.core.request import Request
+from octavo.core.request import Request, Sampling
 from octavo.core.scheduler import Scheduler
 from octavo.engine.client import AsyncClient
 from octavo.engine.door import Ticket
@@ -71,11 +71,23 @@ async def serving(
 
 
 def ticket(
-    name: str, prompt: tuple[int, ...] = (5, 6), *, tokens: int = 6, stop: str = ""
+    name: str,
+    prompt: tuple[int, ...] = (5, 6),
+    *,
+    tokens: int = 6,
+    stop: str = "",
+    branches: int = 1,
 ) -> Ticket:
-    request = Request(id=name, prompt=prompt, max_tokens=tokens)
+    drawn = Sampling(temperature=float(branches > 1))
+    request = Request(id=name, prompt=prompt, max_tokens=tokens, branches=branches, sampling=drawn)
     rules = StopRules(strings=(stop,) if stop else ())
-    return Ticket(request, Assembler(TOKENIZER, rules, skip_special=False))
+    return Ticket(
+        request,
+        tuple(
+            Assembler(TOKENIZER, rules, skip_special=False, branch=branch)
+            for branch in range(branches)
+        ),
+    )
 
 
 async def collect(client: AsyncClient, one: Ticket) -> tuple[tuple[int, ...], Ended]:
@@ -85,6 +97,29 @@ async def collect(client: AsyncClient, one: Ticket) -> tuple[tuple[int, ...], En
             return tuple(tokens), item
         tokens += item.token_ids
     raise AssertionError("the stream had no end")
+
+
+async def test_branches_come_side_by_side_and_each_ends() -> None:
+    """A stop string that only some of them draw ends those alone."""
+    own = ticket("x", tokens=9, branches=5).request.split()
+    alone = [answer_alone(one, VOCABULARY) for one in own]
+    stop = TOKENIZER.decode(alone[0][2:5], skip_special=False)
+    async with serving() as (client, runner, engine):
+        runner.let_all()
+        texts, ends = [""] * 5, {}
+        async for item in client.stream(ticket("a", tokens=9, branches=5, stop=stop)):
+            if isinstance(item, Ended):
+                ends[item.branch] = item
+            else:
+                texts[item.branch] += item.text
+        assert sorted(ends) == list(range(5))
+        assert ends[0].stop_reason == stop
+        for branch, tokens in enumerate(alone):
+            whole = TOKENIZER.decode(tokens, skip_special=False)
+            assert texts[branch] == whole.partition(stop)[0]
+            assert (ends[branch].stop_reason == stop) == (stop in whole)
+        assert sum(end.receipt.prompt_tokens for end in ends.values()) == 2
+        await settled(lambda: engine.idle)
 
 
 async def settled(condition: Callable[[], bool]) -> None:

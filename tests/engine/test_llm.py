@@ -14,12 +14,13 @@ from octavo import LLM, SamplingParams
 from octavo.engine.llm import Answer
 from octavo.errors import ConfigError, ContextLengthExceeded, InvalidRequest, RequestError
 from octavo.ops.native import available_sets
-from octavo.text.assembler import Ended
+from octavo.text.assembler import Delta, Ended
 
 CONTEXT = 256
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
 POEM = "Once upon a time"
+SEA, COLOURS = "The sea is", "A list of three colours:"
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +165,71 @@ def test_stop_strings_and_stop_ids(llm: LLM) -> None:
     by_id = of(llm, stop_token_ids=(token,))
     assert by_id.token_ids == whole.token_ids[: first + 1]
     assert (by_id.finish_reason, by_id.stop_reason) == ("stop", token)
+
+
+# --- several answers to one prompt
+
+
+def test_a_prompt_without_n_has_one_choice(llm: LLM) -> None:
+    (answer,) = llm.generate(SEA, SamplingParams(max_tokens=4, seed=1), progress=False)
+    assert answer.choices == (answer,)
+    assert answer.others == ()
+
+
+def test_choices_are_in_order_and_repeatable(llm: LLM) -> None:
+    """The first is the only one of n = 1; prompts change nothing."""
+    asked = SamplingParams(n=5, max_tokens=6, seed=3, ignore_eos=True)
+    answers = llm.generate([SEA, COLOURS], asked, progress=False)
+    again = [llm.generate(prompt, asked, progress=False)[0] for prompt in (COLOURS, SEA)]
+    for prompt, answer, repeated in zip((SEA, COLOURS), answers, reversed(again), strict=True):
+        assert len(answer.choices) == 5
+        tokens = [choice.token_ids for choice in answer.choices]
+        assert tokens == [choice.token_ids for choice in repeated.choices]
+        assert len(set(tokens)) > 1
+        (one,) = llm.generate(
+            prompt, SamplingParams(max_tokens=6, seed=3, ignore_eos=True), progress=False
+        )
+        assert one.token_ids == answer.token_ids
+        assert [bool(choice.receipt.prompt_tokens) for choice in answer.choices] == [
+            True,
+            *[False] * 4,
+        ]
+
+
+def test_greedy_choices_are_equal(llm: LLM) -> None:
+    asked = SamplingParams(n=3, max_tokens=5, temperature=0.0)
+    (answer,) = llm.generate(COLOURS, asked, progress=False)
+    assert len({choice.text for choice in answer.choices}) == 1
+
+
+def test_a_stream_says_which_branch_each_piece_is_of(llm: LLM) -> None:
+    asked = SamplingParams(n=3, max_tokens=5, seed=9, ignore_eos=True)
+    (whole,) = llm.generate(SEA, asked, progress=False)
+    tokens: dict[int, tuple[int, ...]] = {0: (), 1: (), 2: ()}
+    ended = []
+    for item in llm.stream(SEA, asked):
+        if isinstance(item, Delta):
+            assert item.branch not in ended
+            tokens[item.branch] += item.token_ids
+        else:
+            assert isinstance(item, Ended)
+            ended.append(item.branch)
+    assert sorted(ended) == [0, 1, 2]
+    assert list(tokens.values()) == [choice.token_ids for choice in whole.choices]
+
+
+def test_a_stop_string_ends_its_own_branch_alone(llm: LLM) -> None:
+    asked = SamplingParams(n=4, max_tokens=12, seed=5, ignore_eos=True)
+    (plain,) = llm.generate(SEA, asked, progress=False)
+    stop = plain.choices[2].text[8:13]
+    (cut,) = llm.generate(
+        SEA,
+        SamplingParams(n=4, max_tokens=12, seed=5, ignore_eos=True, stop=(stop,)),
+        progress=False,
+    )
+    assert cut.choices[2].stop_reason == stop
+    for before, after in zip(plain.choices, cut.choices, strict=True):
+        assert after.text == before.text.partition(stop)[0]
 
 
 # --- bad input

@@ -24,6 +24,7 @@ ALLOWED: dict[str, tuple[Any, ...]] = {
     "include_stop_str_in_output": (True, False),
     "skip_special_tokens": (True, False),
     "priority": (-(2**31), 0, 2**31 - 1),
+    "n": (1, 2, 128),
 }
 REFUSED: dict[str, tuple[Any, ...]] = {
     "temperature": (-0.1, 100.5, NAN, INFINITY, "1", None, True),
@@ -32,6 +33,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "min_p": (-0.1, 1.1, NAN, None),
     "seed": (2**64, -(2**63) - 1, 0.5, "1", True),
     "max_tokens": (0, -1, 1.5, "1", True),
+    "n": (0, -1, 129, 1.5, "2", None, True),
     "min_tokens": (-1, 0.5, None),
     "stop": ("", ("",), (5,), 5, {"a": 1}, ("x",) * 17, "x" * 1025),
     "stop_token_ids": (5, "5", {5}, (5,) * 1025),

@@ -147,21 +147,31 @@ class Served:
         return Engine(Scheduler(manager, limits), runner)
 
 
+def name_of(request_id: str, branch: int) -> str:
+    return f"{request_id}#{branch}" if branch else request_id
+
+
 def serve(engine: Engine, requests: Sequence[Request], *, each_step: int | None = None) -> Answers:
-    """Submit all at once, or `each_step` before each step; return what each request got."""
-    waiting, answers = list(requests), {request.id: [] for request in requests}
+    """Submit all at once, or `each_step` before each step; return what each branch got."""
+    waiting = list(requests)
+    answers = {
+        name_of(request.id, own.sampling.branch): []
+        for request in requests
+        for own in request.split()
+    }
     ended: set[str] = set()
-    while len(ended) < len(requests):
+    while len(ended) < len(answers):
         arriving = len(waiting) if each_step is None else each_step
         for request in waiting[:arriving]:
             assert engine.submit(request) == ()
         del waiting[:arriving]
         for event in engine.step():
             if isinstance(event, Token):
-                answers[event.request_id].append((event.token, event.logprob))
+                name = name_of(event.request_id, event.branch)
+                answers[name].append((event.token, event.logprob))
             elif isinstance(event, Finished):
                 assert event.reason in ("stop", "length"), event
-                ended.add(event.request_id)
+                ended.add(name_of(event.request_id, event.branch))
         check(engine.scheduler)
     return {name: tuple(tokens) for name, tokens in answers.items()}
 
@@ -236,3 +246,52 @@ def test_in_a_pool_that_preempts(
     growing = sorted(requests, key=lambda request: (-request.max_tokens, len(request.prompt)))
     assert serve(engine, growing) == together
     assert engine.status().preemptions >= 3
+
+
+@pytest.mark.parametrize("blocks", [800, 14])
+def test_in_branches_of_one_request(
+    served: Served, requests: list[Request], together: Answers, blocks: int
+) -> None:
+    """Branch b is what a request of one branch gets whose draws are keyed by b."""
+    chosen = requests[::6]
+    singles = [
+        replace(
+            request,
+            id=f"{request.id} of {branch}",
+            sampling=replace(request.sampling, branch=branch),
+        )
+        for request in chosen
+        for branch in range(3)
+    ]
+    answers = serve(served.engine(), singles)
+    expected = {
+        name_of(request.id, branch): answers[name_of(f"{request.id} of {branch}", branch)]
+        for request in chosen
+        for branch in range(3)
+    }
+    engine = served.engine(blocks=blocks)
+    branched = serve(engine, [replace(request, branches=3) for request in chosen])
+    assert branched.keys() == expected.keys()
+    for name, answer in branched.items():
+        assert answer == expected[name] == together.get(name, answer), name
+    greedy = [request.id for request in chosen if request.sampling.greedy]
+    assert all(branched[name] == branched[f"{name}#1"] for name in greedy)
+    assert len(set(branched.values())) > len(chosen) or len(greedy) == len(chosen)
+    assert (engine.status().preemptions > 0) == (blocks == 14)
+
+
+def test_branches_hold_the_blocks_of_their_prompt_once(served: Served) -> None:
+    vocabulary = served.model(2)[1].spec.vocab_size
+    prompt = tuple(random.Random(7).randrange(3, vocabulary) for _ in range(90))
+    engine = served.engine()
+    engine.submit(
+        Request(
+            id="a", prompt=prompt, max_tokens=30, branches=8, sampling=Sampling(temperature=1.0)
+        )
+    )
+    most = 0
+    while not engine.idle:
+        engine.step()
+        most = max(most, engine.status().blocks_owned)
+    assert most <= 90 // 16 + 8 * (-(-119 // 16) - 90 // 16)
+    assert engine.status().tokens_computed == 90 + 7 + 8 * 29

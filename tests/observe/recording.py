@@ -28,8 +28,9 @@ class Recorded:
     def submit(self, request: Request, now: float) -> tuple[Event, ...]:
         return self._show(Submit(now, request), self._scheduler.submit(request, now))
 
-    def cancel(self, request_id: str, now: float) -> tuple[Event, ...]:
-        return self._show(Cancel(now, request_id), self._scheduler.cancel(request_id, now))
+    def cancel(self, request_id: str, now: float, only: int | None = None) -> tuple[Event, ...]:
+        call = Cancel(now, request_id, only)
+        return self._show(call, self._scheduler.cancel(request_id, now, only))
 
     def plan(self, now: float) -> StepPlan | None:
         return self._show(Plan(now), self._scheduler.plan(now))

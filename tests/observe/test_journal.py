@@ -45,7 +45,7 @@ def test_what_is_read_is_what_was_told(tmp_path: Path, seed: int) -> None:
         setup, kept = recorded(path, Random(f"{seed} {number}"))
         header, *entries = read_journal(path)
         assert header == Header(octavo_journal=1, octavo="1.2.3", started_at=1234.5, setup=setup)
-        assert len(entries) == len(kept.told) > 10
+        assert len(entries) == len(kept.told) >= 3
         for line, (entry, told) in enumerate(zip(entries, kept.told, strict=True), 2):
             assert isinstance(entry, Entry)
             assert entry.line == line

@@ -79,7 +79,10 @@ class Script:
 
 
 class ScriptedClient:
-    """Answers each prompt with the script's text, a token a byte, then the end token."""
+    """Answers each prompt with the script's text, a token a byte, then the end token.
+
+    A branch after the first has its number put before the text. The last one comes first.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -99,42 +102,51 @@ class ScriptedClient:
         self.tickets.append(ticket)
         prompt = self._tokenizer.decode(request.prompt)
         script = self.script if isinstance(self.script, Script) else self.script(prompt)
-        ids = self._tokenizer.encode(script.text, parse_special=True, add_special=False)
-        stops = script.reason == "stop" and len(ids) < request.max_tokens
-        ids = (ids + [0] * stops)[: request.max_tokens]
         finished = False
         try:
-            for index, token in enumerate(ids):
-                if script.gate and index == script.pause_at:
-                    await script.gate.passed()
-                if script.error and index == script.fail_at:
-                    raise script.error
-                if ticket.assembler.ended:
-                    break
-                for item in ticket.assembler.take(Token(request.id, index, token, -0.25)):
+            for branch in reversed(range(request.branches)):
+                async for item in self._branch(ticket, script, branch):
+                    finished = branch == 0 and isinstance(item, Ended)
                     yield item
-            reason = "stop" if stops else ("length" if script.reason == "stop" else script.reason)
-            receipt = Receipt(
-                prompt_tokens=len(request.prompt),
-                completion_tokens=len(ids),
-                cached_tokens=len(request.prompt) // 2,
-                recomputed_tokens=3,
-                preemptions=1,
-                arrival_s=10.0,
-                admitted_s=10.5,
-                first_token_s=11.0,
-                finished_s=12.0,
-                peak_blocks=2,
-            )
-            finished = True
-            message = "it broke" if reason == "error" else ""
-            end = Finished(request.id, reason, 0 if stops else None, message, receipt)
-            for item in ticket.assembler.take(end):
-                yield item
         finally:
             if not finished:
                 self.cancelled.append(request.id)
                 self.was_cancelled.set()
+
+    async def _branch(
+        self, ticket: Ticket, script: Script, branch: int
+    ) -> AsyncGenerator[Delta | Ended, None]:
+        request, assembler = ticket.request, ticket.assemblers[branch]
+        text = f"{branch or ''}{script.text}"
+        ids = self._tokenizer.encode(text, parse_special=True, add_special=False)
+        stops = script.reason == "stop" and len(ids) < request.max_tokens
+        ids = (ids + [0] * stops)[: request.max_tokens]
+        for index, token in enumerate(ids):
+            if script.gate and index == script.pause_at:
+                await script.gate.passed()
+            if script.error and index == script.fail_at:
+                raise script.error
+            if assembler.ended:
+                break
+            for item in assembler.take(Token(request.id, index, token, -0.25, branch)):
+                yield item
+        reason = "stop" if stops else ("length" if script.reason == "stop" else script.reason)
+        receipt = Receipt(
+            prompt_tokens=0 if branch else len(request.prompt),
+            completion_tokens=len(ids),
+            cached_tokens=0 if branch else len(request.prompt) // 2,
+            recomputed_tokens=3,
+            preemptions=1,
+            arrival_s=10.0,
+            admitted_s=10.5,
+            first_token_s=11.0,
+            finished_s=12.0,
+            peak_blocks=2,
+        )
+        message = "it broke" if reason == "error" else ""
+        end = Finished(request.id, reason, 0 if stops else None, message, receipt, branch)
+        for item in assembler.take(end):
+            yield item
 
 
 @dataclass

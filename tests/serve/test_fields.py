@@ -31,6 +31,7 @@ HONOURED: dict[str, tuple[Any, str, Any]] = {
     "stop_token_ids": ([5, 6], "stop_token_ids", frozenset({0, 5, 6})),
     "ignore_eos": (True, "stop_token_ids", frozenset()),
     "priority": (-4, "priority", -4),
+    "n": (3, "branches", 3),
 }
 IN_THE_TEXT = {
     "stop": ("from", {}, "Hello "),
@@ -49,6 +50,7 @@ OUT_OF_RANGE: dict[str, tuple[Any, ...]] = {
     "stop": ("", [""], ["x"] * 17, "x" * 2000),
     "stop_token_ids": ([-1], [10**6], [2**31]),
     "priority": (2**31,),
+    "n": (0, -1, 129),
 }
 WRONG_TYPE: dict[str, tuple[Any, ...]] = {
     "temperature": ("hot", [1], True),
@@ -56,6 +58,7 @@ WRONG_TYPE: dict[str, tuple[Any, ...]] = {
     "top_k": (1.5, "1", True),
     "min_p": ("0",),
     "seed": (0.5, "1"),
+    "n": ("2", 1.5, True),
     "max_tokens": ("5", 1.5, {}),
     "max_completion_tokens": ("5", []),
     "min_tokens": ("0",),

@@ -107,6 +107,54 @@ def test_several_prompts(api: openai.OpenAI, served: Served, stream: bool) -> No
         assert answer.usage.completion_tokens == (6 + 8 + 5) + 3
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_several_choices_of_several_prompts(
+    api: openai.OpenAI, served: Served, stream: bool
+) -> None:
+    """B049: all of them, in index order, however they ended."""
+    served.client.script = lambda prompt: Script(text=f" re {prompt}")
+    options = {"stream_options": {"include_usage": True}} if stream else {}
+    answer = api.completions.create(
+        model="scripted", prompt=["one", "three"], n=4, stream=stream, **options
+    )
+    texts, reasons, usage = dict.fromkeys(range(8), ""), {}, None
+    for part in answer if stream else [answer]:
+        usage = part.usage or usage
+        for choice in part.choices:
+            texts[choice.index] += choice.text
+            if choice.finish_reason:
+                assert choice.index not in reasons
+                reasons[choice.index] = choice.finish_reason
+    assert list(texts.values()) == [
+        f"{branch or ''} re {prompt}" for prompt in ("one", "three") for branch in range(4)
+    ]
+    assert reasons == dict.fromkeys(range(8), "stop")
+    if not stream:
+        assert [choice.index for choice in answer.choices] == list(range(8))
+    assert usage.prompt_tokens == 3 + 5
+    assert usage.completion_tokens == 4 * (7 + 9 + 2) + 2 * 3
+    assert usage.prompt_tokens_details.cached_tokens == 3 // 2 + 5 // 2
+
+
+def test_several_choices_of_a_message_streamed_and_not(api: openai.OpenAI, served: Served) -> None:
+    served.client.script = Script(text=" same")
+    whole = api.chat.completions.create(model="scripted", messages=HELLO, n=3)
+    assert [choice.index for choice in whole.choices] == [0, 1, 2]
+    wanted = [choice.message.content for choice in whole.choices]
+    assert wanted == [" same", "1 same", "2 same"]
+    parts: dict[int, list[Any]] = {}
+    for chunk in api.chat.completions.create(model="scripted", messages=HELLO, n=3, stream=True):
+        (choice,) = chunk.choices
+        parts.setdefault(choice.index, []).append(choice)
+    assert sorted(parts) == [0, 1, 2]
+    for index, choices in parts.items():
+        first, *between, last = choices
+        assert (first.delta.role, first.delta.content) == ("assistant", "")
+        assert "".join(choice.delta.content for choice in between) == wanted[index]
+        assert last.finish_reason == "stop"
+        assert all(choice.finish_reason is None for choice in choices[:-1])
+
+
 @pytest.mark.parametrize(
     ("prompt", "ids"),
     [

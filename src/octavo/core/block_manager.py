@@ -6,10 +6,11 @@ cache (which content can be shared). Every call covers what is asked or changes 
 
 from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from octavo.core.block_pool import BlockPool, Shortage
+from octavo.core.block_table import BlockTable
 from octavo.core.plan import BlockCopy, TableWrite
 from octavo.core.prefix_cache import ABSENT, PrefixCache
 from octavo.core.sequence import Sequence
@@ -21,12 +22,17 @@ class Reservation:
     """What a runner must apply before it computes, and which cached blocks were reused for it."""
 
     writes: tuple[TableWrite, ...]
+    copies: tuple[BlockCopy, ...]
     evicted: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Blocks for a whole sequence: the first `cached_tokens` positions hold their KV already."""
+    """Blocks for a whole sequence: the first `cached_tokens` positions hold their KV already.
+
+    `blocks_found` are shared whole, those allocated are new, a copy among them. `parent` is whose
+    blocks were found, None for those of the prefix cache.
+    """
 
     writes: tuple[TableWrite, ...]
     copies: tuple[BlockCopy, ...]
@@ -34,6 +40,19 @@ class Admission:
     blocks_found: int
     blocks_allocated: int
     evicted: tuple[int, ...]
+    parent: Sequence | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Blocks that hold the first `tokens` positions, an entry each, of one block a layer group.
+
+    `parent` owns them; without one they are in the prefix cache.
+    """
+
+    entries: tuple[tuple[int, ...], ...]
+    tokens: int
+    parent: Sequence | None = None
 
 
 class BlockManager:
@@ -66,54 +85,108 @@ class BlockManager:
         """How many blocks a sequence of `positions` positions takes, over all layer groups."""
         return self.groups * ceil_div(max(positions, self._slab_tokens), self.block_size)
 
-    def admit(self, sequence: Sequence, row: int, *, headroom: int) -> Admission | Shortage:
-        """Cover every position the sequence has now, sharing what the prefix cache holds.
+    def admit(
+        self, sequence: Sequence, row: int, *, headroom: int, parent: Sequence | None = None
+    ) -> Admission | Shortage:
+        """Cover every position the sequence has now, sharing what the prefix cache or `parent` has.
 
         Returns  Shortage if fewer than `headroom` blocks would stay available. Nothing has changed.
         Keeps    at least one position is left to compute; a shared block is never written to.
         """
-        found, copied, short = self._fit(sequence, headroom, frozenset())
-        return Shortage(short) if short else self._adopt(sequence, row, found, copied)
+        found, short = self._fit(sequence, headroom, frozenset(), parent)
+        if short:
+            return Shortage(short)
+        self._share(sequence, found)
+        reserved = max(len(sequence.tokens), self._slab_tokens)
+        reservation = self._cover(sequence, row, found.tokens, reserved)
+        assert isinstance(reservation, Reservation), "counted before"
+        whole = found.tokens // self.block_size
+        return Admission(
+            writes=self._tables_of(sequence, row),
+            copies=reservation.copies,
+            cached_tokens=found.tokens,
+            blocks_found=self.groups * whole,
+            blocks_allocated=sum(len(table) - whole for table in sequence.tables),
+            evicted=reservation.evicted,
+            parent=found.parent,
+        )
 
     def missing(
-        self, sequence: Sequence, *, headroom: int, leaving: Collection[Sequence] = ()
+        self,
+        sequence: Sequence,
+        *,
+        headroom: int,
+        leaving: Collection[Sequence] = (),
+        parent: Sequence | None = None,
     ) -> int:
         """How many blocks `admit` would be short of, had the `leaving` released theirs."""
-        _, _, short = self._fit(sequence, headroom, self._freed(leaving))
+        _, short = self._fit(sequence, headroom, self._freed(leaving), parent)
         return short
 
-    def _fit(
-        self, sequence: Sequence, headroom: int, freed: Collection[int]
-    ) -> tuple[int, int, int]:
-        """(blocks found, of those to copy, blocks missing), were the `freed` available too."""
-        found, copied = self._find(sequence)
-        short = self._shortage(sequence, found, copied, headroom, freed)
-        if short and copied:  # the copy needs one block more than computing that block again
-            found, copied = found - 1, 0
-            short = self._shortage(sequence, found, copied, headroom, freed)
-        return found, copied, short
+    def fork(
+        self, parent: Sequence, child: Sequence, row: int, upto: int
+    ) -> tuple[TableWrite, ...]:
+        """Let `child`, which owns nothing, go on from the first `upto` positions of `parent`.
 
-    def _find(self, sequence: Sequence) -> tuple[int, int]:
-        """How many leading blocks the cache holds, and how many of those must be copied.
-
-        A full hit leaves the last position to compute: its block is written to, so it is copied.
+        Every block is shared, a partly filled last one too, and none is taken: who of the two
+        writes to that one first gets a copy of it in `reserve`.
+        Returns  the writes that a runner applies for the child's `row`.
         """
+        assert upto <= parent.computed, f"{parent.id} has computed {parent.computed}, not {upto}"
+        self._share(child, self._held(parent, upto))
+        return self._tables_of(child, row)
+
+    def _fit(
+        self,
+        sequence: Sequence,
+        headroom: int,
+        freed: Collection[int],
+        parent: Sequence | None,
+    ) -> tuple[_Found, int]:
+        """(what to share, blocks missing), were the `freed` available too."""
+        found = self._find(sequence)
+        if parent is not None:
+            upto = min(parent.computed, sequence.common)
+            found = max(found, self._held(parent, upto), key=lambda one: one.tokens)
+        short = self._shortage(sequence, found, headroom, freed)
+        rest = found.tokens % self.block_size
+        if short and rest:  # the copy may need one block more than computing that block again
+            found = replace(found, entries=found.entries[:-1], tokens=found.tokens - rest)
+            short = self._shortage(sequence, found, headroom, freed)
+        return found, short
+
+    def _find(self, sequence: Sequence) -> _Found:
+        """What the prefix cache holds, to the token. The last position is left to compute."""
         if self._cache is None or not sequence.request.use_cache:
-            return 0, 0
+            return _Found((), 0)
         length = len(sequence.tokens)
         self._cache.extend(sequence.prefixes, sequence.context, sequence.tokens, length)
-        found = self._cache.match(sequence.prefixes, length // self.block_size)
-        return found, int(found > 0 and found * self.block_size == length)
+        count = self._cache.match(sequence.prefixes, length // self.block_size)
+        tokens = min(count * self.block_size, length - 1)
+        nodes = sequence.prefixes[: ceil_div(tokens, self.block_size)]
+        if tokens == count * self.block_size:
+            end = min(tokens + self.block_size, length - 1)
+            parent = nodes[-1] if nodes else sequence.context
+            begun = self._cache.begins_like(parent, tuple(sequence.tokens[tokens:end]))
+            if begun is not None:
+                nodes, tokens = [*nodes, begun[0]], tokens + begun[1]
+        return _Found(tuple(tuple(node.blocks) for node in nodes), tokens)
+
+    def _held(self, parent: Sequence, upto: int) -> _Found:
+        """What `parent` holds of the first `upto` positions."""
+        count = ceil_div(upto, self.block_size)
+        entries = zip(*(table.blocks[:count] for table in parent.tables), strict=True)
+        return _Found(tuple(entries), upto, parent)
 
     def _shortage(
-        self, sequence: Sequence, found: int, copied: int, headroom: int, freed: Collection[int]
+        self, sequence: Sequence, found: _Found, headroom: int, freed: Collection[int]
     ) -> int:
         """How many blocks are missing to admit with these hits; 0 if none."""
-        needed = self.blocks_for(len(sequence.tokens)) - self.groups * (found - copied)
+        whole = found.tokens // self.block_size
+        needed = self.blocks_for(len(sequence.tokens)) - self.groups * whole
         revived = sum(
             self.pool.is_cached(block) or block in freed
-            for node in sequence.prefixes[:found]
-            for block in node.blocks
+            for block in chain.from_iterable(found.entries)
         )
         return max(0, headroom + needed + revived - self.pool.available - len(freed))
 
@@ -126,62 +199,78 @@ class BlockManager:
             block for block, owners in held.items() if owners == self.pool.references(block)
         )
 
-    def _adopt(self, sequence: Sequence, row: int, found: int, copied: int) -> Admission:
-        shared = found - copied
-        hits = [tuple(node.blocks) for node in sequence.prefixes[:found]]
-        for block in chain.from_iterable(hits):
+    def _share(self, sequence: Sequence, found: _Found) -> None:
+        """Let `sequence` own what was found beside whoever does already."""
+        for block in chain.from_iterable(found.entries):
             self.pool.share(block)
-        writes: list[TableWrite] = []
-        copies: list[BlockCopy] = []
-        evicted: list[int] = []
-        reserved = max(len(sequence.tokens), self._slab_tokens)
         for group, table in enumerate(sequence.tables):
-            table.grow(tuple(blocks[group] for blocks in hits[:shared]))
-            taken = self.pool.take(table.missing(reserved))
-            assert not isinstance(taken, Shortage), "counted before"
-            evicted += taken.evicted
-            copies += [
-                BlockCopy(hit[group], new)
-                for hit, new in zip(hits[shared:], taken.blocks, strict=False)
-            ]
-            table.grow(taken.blocks)
-            writes.append(TableWrite(row, group, 0, table.blocks))
-        for block in chain.from_iterable(hits[shared:]):  # held only so that no target reuses it
-            self.pool.release(block, keep=True)
-        self._forget(evicted)
-        sequence.sealed = shared
-        return Admission(
-            writes=tuple(writes),
-            copies=tuple(copies),
-            cached_tokens=found * self.block_size - copied,
-            blocks_found=found * self.groups,
-            blocks_allocated=sum(len(table) - shared for table in sequence.tables),
-            evicted=tuple(evicted),
+            table.grow(tuple(entry[group] for entry in found.entries))
+        sequence.sealed = found.tokens // self.block_size
+        if found.parent is not None:
+            sequence.prefixes = found.parent.prefixes[: sequence.sealed]
+
+    @staticmethod
+    def _tables_of(sequence: Sequence, row: int) -> tuple[TableWrite, ...]:
+        return tuple(
+            TableWrite(row, group, 0, table.blocks) for group, table in enumerate(sequence.tables)
         )
 
     def covers(self, sequence: Sequence, upto: int) -> bool:
-        """Whether there is nothing to reserve: the tables reach every position below `upto`."""
-        return all(table.covers(upto) for table in sequence.tables)
+        """Whether there is nothing to reserve: the tables reach every position below `upto`, and
+        the block that the next position is written to has one owner."""
+        for table in sequence.tables:
+            if not table.covers(upto) or self._protects(table, sequence.scheduled):
+                return False
+        return True
 
     def reserve(self, sequence: Sequence, upto: int) -> Reservation | Shortage:
-        """Make the tables of `sequence` cover every position below `upto`.
+        """Make the tables of `sequence` cover every position below `upto`, ready to be written to.
 
-        Returns  the writes a runner applies before computing; usually none, a block lasts long.
-                 Shortage(blocks): how many are missing. Nothing has changed.
-        Keeps    free + cached + owned + fenced = all, each block in exactly one.
+        Returns  the writes and copies a runner applies before computing; usually none, a block
+                 lasts long. Shortage(blocks): how many are missing. Nothing has changed.
+        Keeps    free + cached + owned + fenced = all, each block in exactly one; the blocks from
+                 the next position on have one owner and are not published.
         Cost     O(blocks added); no hashing.
         """
+        return self._cover(sequence, sequence.row, sequence.scheduled, upto)
+
+    def _cover(self, sequence: Sequence, row: int, start: int, upto: int) -> Reservation | Shortage:
+        """`reserve` for a sequence that writes from position `start` on.
+
+        Only the block that holds `start` in its middle can be shared: whoever forks shares what
+        has been computed. It is copied. When blocks are short and nobody else owns it, it is
+        written again in place, and no longer found in the prefix cache until it is full again.
+        """
+        index = start // self.block_size
+        copied = [table for table in sequence.tables if self._protects(table, start)]
+        rewritten: list[BlockTable] = []
         missing = [table.missing(upto) for table in sequence.tables]
-        taken = self.pool.take(sum(missing))
+        if sum(missing) + len(copied) > self.pool.available:
+            rewritten = [table for table in copied if self.pool.references(table[index]) == 1]
+            copied = [table for table in copied if table not in rewritten]
+        taken = self.pool.take(sum(missing) + len(copied))
         if isinstance(taken, Shortage):
             return taken
-        self._forget(taken.evicted)
-        writes, rest = [], taken.blocks
+        self._forget((*taken.evicted, *(table[index] for table in rewritten)))
+        writes, copies, rest = [], [], taken.blocks
         for group, (table, count) in enumerate(zip(sequence.tables, missing, strict=True)):
+            if table in copied:
+                target, rest = rest[0], rest[1:]
+                source = table.replace(index, target)
+                self.pool.release(source, keep=self._publishes(source))
+                copies.append(BlockCopy(source, target))
+                writes.append(TableWrite(row, group, index, (target,)))
             if count:
                 blocks, rest = rest[:count], rest[count:]
-                writes.append(TableWrite(sequence.row, group, table.grow(blocks), blocks))
-        return Reservation(tuple(writes), taken.evicted)
+                writes.append(TableWrite(row, group, table.grow(blocks), blocks))
+        return Reservation(tuple(writes), tuple(copies), taken.evicted)
+
+    def _protects(self, table: BlockTable, position: int) -> bool:
+        """Whether `position` lies in the middle of a block that others own or may find."""
+        if not position % self.block_size or not table.covers(position):
+            return False
+        block = table[position // self.block_size]
+        return self.pool.references(block) > 1 or self._publishes(block)
 
     def seal(self, sequence: Sequence) -> None:
         """Offer the blocks that `sequence` has filled to the prefix cache.

@@ -43,6 +43,11 @@ class BlockTable:
         self.peak = max(self.peak, len(self._blocks))
         return index
 
+    def replace(self, index: int, block: int) -> int:
+        """Put `block` at one entry; returns the block that stood there."""
+        before, self._blocks[index] = self._blocks[index], block
+        return before
+
     def clear(self) -> tuple[int, ...]:
         """Forget all entries and return them."""
         blocks, self._blocks = tuple(self._blocks), []

@@ -38,8 +38,11 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
+    """`branch` alone, or all of the request."""
+
     now: float
     request_id: str
+    branch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

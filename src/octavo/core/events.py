@@ -8,7 +8,11 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """What one request cost. Times are on the engine's clock, in seconds."""
+    """What one answer cost. Times are on the engine's clock, in seconds.
+
+    The receipts of all branches sum to the cost of the request: the prompt, and what of it was
+    cached, stands in the receipt of the first branch only.
+    """
 
     prompt_tokens: int
     completion_tokens: int
@@ -26,23 +30,28 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """Answer token number `index` (from 0) of a request."""
+    """Answer token number `index` (from 0) of one branch of a request."""
 
     request_id: str
     index: int
     token: int
     logprob: float
+    branch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The one terminal event of an accepted request. `stop_id` is the token that ended it."""
+    """The one terminal event of each branch of an accepted request.
+
+    `stop_id` is the token that ended it.
+    """
 
     request_id: str
     reason: FinishReason
     stop_id: int | None
     message: str
     receipt: Receipt
+    branch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +68,11 @@ Event = Token | Finished | Refused
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """`cached_tokens` were found in `blocks_found` cached blocks; `blocks_allocated` are new."""
+    """`cached_tokens` were found; `blocks_found` are shared whole, `blocks_allocated` are new.
+
+    They were found in the prefix cache, or with the running sequence `parent`. In decisions the
+    branches of a request after the first are named `ID#1`, `ID#2` and so on.
+    """
 
     request_id: str
     row: int
@@ -68,6 +81,7 @@ class Admitted:
     blocks_found: int
     blocks_allocated: int
     resumed: bool
+    parent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+from octavo.core.plan import StepPlan
 from octavo.core.prefix_cache import ABSENT
 from octavo.core.scheduler import Scheduler
 from octavo.core.sequence import NO_ROW, State
@@ -9,10 +10,26 @@ from octavo.units import ceil_div
 
 
 def check(scheduler: Scheduler) -> None:
-    """Raises AssertionError naming the first book that does not balance."""
+    """All books but those of a plan.
+
+    Raises AssertionError naming the first book that does not balance.
+    """
     _check_blocks(scheduler)
     _check_sequences(scheduler)
     _check_cache(scheduler)
+
+
+def check_writes(scheduler: Scheduler, plan: StepPlan) -> None:
+    """A plan just made writes only to blocks that have one owner and are not published.
+
+    Raises  AssertionError naming the block.
+    """
+    size = scheduler.manager.block_size
+    rows = {sequence.row: sequence for sequence in scheduler.running}
+    for span in plan.spans:
+        for table in rows[span.row].tables:
+            for block in table.blocks[span.start // size : ceil_div(span.stop, size)]:
+                _check_exclusive(scheduler, block)
 
 
 def _check_blocks(scheduler: Scheduler) -> None:
@@ -49,20 +66,28 @@ def _check_sequences(scheduler: Scheduler) -> None:
             assert len(table) <= ceil_div(sequence.length, size), f"{sequence.id}: table too long"
             assert len(set(table.blocks)) == len(table), f"{sequence.id}: a block stands twice"
             _check_writable(scheduler, table.blocks, sequence.computed)
-    for sequence in scheduler.waiting:
+    for sequence in (*scheduler.waiting, *scheduler.held):
         assert sequence.state is State.WAITING
         assert sequence.row == NO_ROW
         assert not any(len(table) for table in sequence.tables), f"{sequence.id} waits and owns"
 
 
 def _check_writable(scheduler: Scheduler, blocks: tuple[int, ...], computed: int) -> None:
-    """Blocks that will still be written to have one owner and are not published."""
+    """Blocks that will still be written to have one owner and are not published.
+
+    All but the one that holds the next position in its middle: after a fork it is shared until one
+    of its owners writes to it.
+    """
+    for block in blocks[ceil_div(computed, scheduler.manager.block_size) :]:
+        _check_exclusive(scheduler, block)
+
+
+def _check_exclusive(scheduler: Scheduler, block: int) -> None:
     manager = scheduler.manager
-    for block in blocks[computed // manager.block_size :]:
-        assert manager.pool.references(block) == 1, f"block {block} is shared and written to"
-        assert manager.cache is None or not manager.cache.publishes(block), (
-            f"block {block} is published and written to"
-        )
+    assert manager.pool.references(block) == 1, f"block {block} is shared and written to"
+    assert manager.cache is None or not manager.cache.publishes(block), (
+        f"block {block} is published and written to"
+    )
 
 
 def _check_cache(scheduler: Scheduler) -> None:
@@ -70,5 +95,10 @@ def _check_cache(scheduler: Scheduler) -> None:
     _, cached, _ = scheduler.manager.pool.states()
     published = {} if cache is None else cache.published()
     for block, (node, group) in published.items():
+        assert cache is not None
         assert node.blocks[group] == block != ABSENT, f"block {block} and its prefix disagree"
+        found = cache.begins_like(node.parent, node.tokens)
+        assert ABSENT in node.blocks or found == (node, len(node.tokens)), (
+            f"block {block} is not found by how it begins"
+        )
     assert cached <= set(published), "a cached block is published nowhere"

@@ -38,6 +38,15 @@ def yielding_to(sequence: Sequence, running: Iterable[Sequence]) -> list[Sequenc
     return sorted(lower, key=lambda other: other.rank, reverse=True)
 
 
+def crowds(siblings: int, running: int) -> bool:
+    """Whether the next of `siblings` that have started queues behind all others.
+
+    It keeps the place of its request while they are less than half of what runs: so a request with
+    many answers neither waits once for each, nor stands in the way of those that came after it.
+    """
+    return 2 * siblings >= running
+
+
 def headroom(sequence: Sequence, *, watermark: int, alone: bool, blocks: int) -> int:
     """How many blocks must stay available when `sequence` is admitted.
 

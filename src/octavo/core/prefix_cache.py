@@ -8,13 +8,17 @@ the cache finds less, never something wrong.
     context ─ Prefix(tokens 0–15) ─ Prefix(16–31) ─ Prefix(32–47)
                  blocks (7,)        blocks (2,)      blocks (-1,): evicted, a miss from here on
 
-Nodes live as long as somebody needs them: a child, a sequence, or a published block.
+Nodes live as long as somebody needs them: a child, a sequence, or a published block. Those with a
+block in every layer group are also kept in order of their tokens beside their siblings: a prompt
+that leaves a cached one in the middle of a block finds the block that begins like its own.
 """
 
 import hashlib
 import struct
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NewType
 from weakref import WeakValueDictionary
 
@@ -75,6 +79,7 @@ class PrefixCache:
         self._hash = hash_function
         self._nodes: WeakValueDictionary[BlockKey, Prefix] = WeakValueDictionary()
         self._by_block: dict[int, tuple[Prefix, int]] = {}
+        self._children: dict[Prefix | Context, list[Prefix]] = {}
 
     def __len__(self) -> int:
         """How many blocks are published."""
@@ -121,7 +126,23 @@ class PrefixCache:
             return False
         node.blocks[group] = block
         self._by_block[block] = (node, group)
+        if ABSENT not in node.blocks:
+            children = self._children.setdefault(node.parent, [])
+            children.insert(_place(children, node.tokens), node)
         return True
+
+    def begins_like(
+        self, parent: Prefix | Context, tokens: tuple[int, ...]
+    ) -> tuple[Prefix, int] | None:
+        """The node after `parent` that begins with most of `tokens`, and how many; None if none.
+
+        Cost     O(log children): in their order it stands beside where `tokens` would.
+        """
+        children = self._children.get(parent, [])
+        place = _place(children, tokens)
+        beside = [(one, _common(one.tokens, tokens)) for one in children[max(place - 1, 0) :][:2]]
+        best = max(beside, key=lambda found: found[1], default=None)
+        return best if best is not None and best[1] else None
 
     def publishes(self, block: int) -> bool:
         return block in self._by_block
@@ -129,8 +150,23 @@ class PrefixCache:
     def forget(self, block: int) -> None:
         """The content of `block` is about to be overwritten."""
         node, group = self._by_block.pop(block)
+        if ABSENT not in node.blocks:
+            children = self._children[node.parent]
+            del children[_place(children, node.tokens)]
+            if not children:
+                del self._children[node.parent]
         node.blocks[group] = ABSENT
 
     def published(self) -> dict[int, tuple[Prefix, int]]:
         """Every published block with its node and layer group, for audits."""
         return dict(self._by_block)
+
+
+def _place(children: list[Prefix], tokens: tuple[int, ...]) -> int:
+    return bisect_left(children, tokens, key=attrgetter("tokens"))
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many leading tokens are equal."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))

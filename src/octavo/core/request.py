@@ -1,6 +1,6 @@
 """What one caller wants: frozen, and fully checked before it reaches the core."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,12 +24,19 @@ class Sampling:
         return self.temperature == 0.0 or self.top_k == 1 or self.min_p >= 1.0
 
 
+def branch_name(request_id: str, number: int) -> str:
+    """What decisions call branch `number` (from 0) of a request."""
+    return f"{request_id}#{number}" if number else request_id
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One prompt and how to continue it.
 
     `stop_token_ids` end the answer once `min_tokens` are there; before that they are not drawn.
     They hold the model's own end tokens too, unless the caller asked to ignore those.
+    `branches` answers are wanted: branch b draws as a request of one branch does whose
+    `sampling.branch` is b higher. The prompt is computed once.
     `emitted` are answer tokens that an earlier engine has sent already (a restart resumes
     with them); they count as answer. A lower `priority` value goes first.
     """
@@ -44,3 +51,12 @@ class Request:
     salt: str = ""
     use_cache: bool = True
     emitted: tuple[int, ...] = ()
+    branches: int = 1
+
+    def split(self) -> "tuple[Request, ...]":
+        """One request a branch, in order."""
+        first = self.sampling.branch
+        return tuple(
+            replace(self, sampling=replace(self.sampling, branch=first + index), branches=1)
+            for index in range(self.branches)
+        )

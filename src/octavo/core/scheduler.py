@@ -10,13 +10,14 @@ may be in flight; they are committed in the order in which they were made.
 
 from bisect import insort
 from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import NamedTuple
 
 from octavo.core import policy
-from octavo.core.block_manager import Admission, BlockManager
+from octavo.core.block_manager import Admission, BlockManager, Reservation
 from octavo.core.block_pool import Shortage
 from octavo.core.budget import Budget, Limits
 from octavo.core.events import (
@@ -30,21 +31,12 @@ from octavo.core.events import (
     FinishReason,
     Preempted,
     Refused,
-    Token,
 )
-from octavo.core.plan import (
-    Bind,
-    BlockCopy,
-    RowFailed,
-    Sampled,
-    Span,
-    StepPlan,
-    StepResult,
-    TableWrite,
-)
+from octavo.core.plan import Bind, RowFailed, Sampled, Span, StepPlan, StepResult
 from octavo.core.prefix_cache import Context
 from octavo.core.request import Request
 from octavo.core.sequence import Sequence, State
+from octavo.core.siblings import Siblings
 
 
 @dataclass(slots=True)
@@ -78,20 +70,20 @@ class _Draft:
         self.budget = budget
         self.grants: dict[Sequence, int] = {}
         self.binds: list[Bind] = []
-        self.writes: list[TableWrite] = []
-        self.copies: list[BlockCopy] = []
+        self.covers: dict[Sequence, Reservation | Admission] = {}
         self.decisions: list[Decision] = []
         self.preempted = False
 
-    def evicted(self, blocks: tuple[int, ...], sequence: Sequence) -> None:
-        self.decisions += [Evicted(block, sequence.id) for block in blocks]
+    def cover(self, sequence: Sequence, taken: Reservation | Admission) -> None:
+        self.covers[sequence] = taken
+        self.decisions += [Evicted(block, sequence.id) for block in taken.evicted]
 
 
 class Scheduler:
-    """Symbols  a rank is (priority value, arrival): the lower goes first.
+    """Symbols  a rank is (priority value, arrival, number among siblings): the lower goes first.
 
     Keeps    the sequence of the lowest rank can always progress: others yield their blocks to it.
-             Every submitted request ends in exactly one Finished or Refused.
+             Every submitted request ends in one Refused, or one Finished for each of its answers.
     """
 
     def __init__(
@@ -103,7 +95,7 @@ class Scheduler:
         self._context = context or Context()
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
-        self._by_id: dict[str, Sequence] = {}
+        self._by_id: dict[str, Siblings] = {}
         self._rows = list(range(limits.sequences - 1, -1, -1))
         self._in_flight: deque[tuple[StepPlan, tuple[_Part, ...]]] = deque()
         self._arrivals = 0
@@ -118,6 +110,11 @@ class Scheduler:
         return tuple(self._running)
 
     @property
+    def held(self) -> tuple[Sequence, ...]:
+        """Those that wait for a sibling to compute their prompt, or to be admitted before them."""
+        return tuple(one for siblings in self._by_id.values() for one in siblings.held)
+
+    @property
     def idle(self) -> bool:
         """Nothing runs, waits or is in flight."""
         return not (self._waiting or self._running or self._in_flight)
@@ -125,31 +122,26 @@ class Scheduler:
     def submit(self, request: Request, now: float) -> tuple[Event, ...]:
         """Queue a request, or say why it cannot be taken.
 
-        Returns  nothing, or one terminal event.
+        Returns  nothing, or the terminal events.
         """
         refusal = self._refusal(request)
         if refusal is not None:
             return (refusal,)
-        sequence = Sequence(
-            request,
-            order=self._arrivals,
-            context=self._context_of(request),
-            block_size=self.manager.block_size,
-            groups=self.manager.groups,
-            now=now,
-        )
+        siblings = Siblings(request, self._factory(now))
         self._arrivals += 1
-        ending = sequence.ending() if request.emitted else None
-        if ending is not None:
-            return (self._finished(sequence, *ending, now),)
-        self._by_id[request.id] = sequence
-        self._queue(sequence)
+        endings = [(one, one.ending()) for one in siblings if request.emitted]
+        if any(ending for _, ending in endings):  # they have the same tokens still
+            return tuple(self._finished(one, *end, now) for one, end in endings if end)
+        self._by_id[request.id] = siblings
+        self._queue_next(siblings)
         return ()
 
-    def cancel(self, request_id: str, now: float) -> tuple[Event, ...]:
-        """End a request wherever it is; nothing if it has ended already."""
-        sequence = self._by_id.get(request_id)
-        return () if sequence is None else (self._end(sequence, "abort", None, now),)
+    def cancel(self, request_id: str, now: float, only: int | None = None) -> tuple[Event, ...]:
+        """End a request wherever it is, or the `only` one of its answers that has this number;
+        nothing if that has ended already."""
+        siblings = self._by_id.get(request_id)
+        ending = () if siblings is None else siblings.of(only)
+        return tuple(self._end(sequence, "abort", None, now) for sequence in ending)
 
     def plan(self, now: float) -> StepPlan | None:
         """Decide the next step; None when there is nothing to compute."""
@@ -197,6 +189,30 @@ class Scheduler:
     def _context_of(self, request: Request) -> Context:
         return replace(self._context, salt=request.salt)
 
+    def _factory(self, now: float) -> Callable[[Request, int], Sequence]:
+        def sequence_of(request: Request, number: int) -> Sequence:
+            return Sequence(
+                request,
+                order=self._arrivals,
+                context=self._context_of(request),
+                block_size=self.manager.block_size,
+                groups=self.manager.groups,
+                now=now,
+                number=number,
+            )
+
+        return sequence_of
+
+    def _queue_next(self, siblings: Siblings) -> None:
+        """Queue the next sibling if it is its turn, in the place of its request or behind all."""
+        sequence = siblings.next()
+        if sequence is None:
+            return
+        if policy.crowds(siblings.started - 1, len(self._running)):
+            sequence.arrive(self._arrivals)
+            self._arrivals += 1
+        self._queue(sequence)
+
     def _queue(self, sequence: Sequence) -> None:
         insort(self._waiting, sequence, key=attrgetter("rank"))
 
@@ -230,8 +246,7 @@ class Scheduler:
                 upto = sequence.scheduled + draft.grants[sequence]
                 reservation = self.manager.reserve(sequence, upto)
                 if not isinstance(reservation, Shortage):
-                    draft.writes += reservation.writes
-                    draft.evicted(reservation.evicted, sequence)
+                    draft.cover(sequence, reservation)
                     break
                 victim = policy.victim_for(sequence, self._running)
                 if victim is None:
@@ -242,7 +257,7 @@ class Scheduler:
 
     def _preempt(self, victim: Sequence, beneficiary: Sequence, draft: _Draft) -> None:
         draft.budget.refund(draft.grants.pop(victim, 0))
-        draft.writes = [write for write in draft.writes if write.row != victim.row]
+        draft.covers.pop(victim, None)
         draft.preempted = True
         self.counters.preemptions += 1
         lost = victim.computed
@@ -272,8 +287,12 @@ class Scheduler:
             return self._short_of_room(sequence)
         for victim in victims:
             self._preempt(victim, sequence, draft)
-        headroom = self._headroom(sequence, ())
-        admission = self.manager.admit(sequence, self._rows[-1], headroom=headroom)
+        admission = self.manager.admit(
+            sequence,
+            self._rows[-1],
+            headroom=self._headroom(sequence, ()),
+            parent=self._parent_of(sequence),
+        )
         assert not isinstance(admission, Shortage), "counted before"
         self._start(sequence, admission, draft, now)
         return None
@@ -295,7 +314,11 @@ class Scheduler:
 
     def _missing(self, sequence: Sequence, leaving: Items[Sequence]) -> int:
         headroom = self._headroom(sequence, leaving)
-        return self.manager.missing(sequence, headroom=headroom, leaving=leaving)
+        parent = self._parent_of(sequence)
+        return self.manager.missing(sequence, headroom=headroom, leaving=leaving, parent=parent)
+
+    def _parent_of(self, sequence: Sequence) -> Sequence | None:
+        return self._by_id[sequence.request.id].parent_of(sequence)
 
     def _headroom(self, sequence: Sequence, leaving: Items[Sequence]) -> int:
         return policy.headroom(
@@ -312,9 +335,7 @@ class Scheduler:
         row = self._rows.pop()
         sequence.admit(row=row, cached=admission.cached_tokens, now=now)
         draft.binds.append(Bind(row, sequence.request))
-        draft.writes += admission.writes
-        draft.copies += admission.copies
-        draft.evicted(admission.evicted, sequence)
+        draft.cover(sequence, admission)
         draft.decisions.append(
             Admitted(
                 sequence.id,
@@ -324,15 +345,17 @@ class Scheduler:
                 admission.blocks_found,
                 admission.blocks_allocated,
                 resumed,
+                None if admission.parent is None else admission.parent.id,
             )
         )
-        if not resumed:
+        if not resumed and admission.parent is None:
             self.counters.prefix_tokens_queried += sequence.length
             self.counters.prefix_tokens_hit += admission.cached_tokens
         demand = sequence.demand
         draft.grants[sequence] = granted = draft.budget.grant(demand)
         if granted < demand:
             draft.decisions.append(Chunked(sequence.id, granted, demand))
+        self._queue_next(self._by_id[sequence.request.id])
 
     def _close(self, draft: _Draft) -> StepPlan | None:
         if not draft.grants:
@@ -343,8 +366,8 @@ class Scheduler:
         plan = StepPlan(
             id=draft.id,
             binds=tuple(draft.binds),
-            writes=tuple(draft.writes),
-            copies=tuple(draft.copies),
+            writes=tuple(write for taken in draft.covers.values() for write in taken.writes),
+            copies=tuple(copy for taken in draft.covers.values() for copy in taken.copies),
             spans=tuple(part.span for part in parts),
             decisions=tuple(draft.decisions),
         )
@@ -379,6 +402,8 @@ class Scheduler:
         if sequence.epoch == part.epoch:
             sequence.compute(part.span.start, part.span.stop)
             self.manager.seal(sequence)
+            if part.span.start <= sequence.common:  # it may be the last part of the prompt
+                self._queue_next(self._by_id[sequence.request.id])
         if not part.span.samples:
             return []
         assert outcome is not None, f"{sequence.id}: the step sampled nothing"
@@ -387,8 +412,7 @@ class Scheduler:
     def _append(self, sequence: Sequence, outcome: Sampled, now: float) -> list[Event]:
         sequence.append(outcome.token, now)
         self.counters.tokens_sampled += 1
-        index = sequence.answer_length - 1
-        events: list[Event] = [Token(sequence.id, index, outcome.token, outcome.logprob)]
+        events: list[Event] = [sequence.newest(outcome.logprob)]
         ending = sequence.ending()
         if ending is not None:
             events.append(self._end(sequence, *ending, now))
@@ -407,9 +431,14 @@ class Scheduler:
             self._running.remove(sequence)
             self._rows.append(sequence.row)
             self.manager.release(sequence)
-        else:
+        elif sequence in self._waiting:
             self._waiting.remove(sequence)
-        del self._by_id[sequence.id]
+        siblings = self._by_id[sequence.request.id]
+        siblings.remove(sequence)
+        if siblings:
+            self._queue_next(siblings)
+        else:
+            del self._by_id[sequence.request.id]
         return self._finished(sequence, reason, stop_id, now, message)
 
     def _finished(
@@ -420,8 +449,7 @@ class Scheduler:
         now: float,
         message: str = "",
     ) -> Finished:
-        sequence.become(State.FINISHED)
-        receipt = sequence.receipt(now)
+        event = sequence.finish(reason, stop_id, now, message)
         self.counters.finished[reason] = self.counters.finished.get(reason, 0) + 1
-        self.counters.tokens_recomputed += receipt.recomputed_tokens
-        return Finished(sequence.id, reason, stop_id, message, receipt)
+        self.counters.tokens_recomputed += event.receipt.recomputed_tokens
+        return event

@@ -1,4 +1,4 @@
-"""Sequence: one request on its way, as a token list and watermarks.
+"""Sequence: one branch of a request on its way, as a token list and watermarks.
 
     0 ───────── computed ───────── scheduled ───────── length
       KV is there      in flight          demand
@@ -11,9 +11,9 @@ stay. The epoch tells results of before from those of after.
 from enum import Enum
 
 from octavo.core.block_table import BlockTable
-from octavo.core.events import FinishReason, Receipt
+from octavo.core.events import Finished, FinishReason, Receipt, Token
 from octavo.core.prefix_cache import Context, Prefix
-from octavo.core.request import Request
+from octavo.core.request import Request, branch_name
 
 NO_ROW = -1
 
@@ -32,7 +32,10 @@ TRANSITIONS: dict[State, frozenset[State]] = {
 
 
 class Sequence:
-    """Keeps  computed ≤ scheduled ≤ length; owns a row and blocks only while RUNNING."""
+    """Keeps  computed ≤ scheduled ≤ length; owns a row and blocks only while RUNNING.
+
+    `number` counts the branches of a request from 0; the first stands for the prompt in receipts.
+    """
 
     def __init__(
         self,
@@ -43,12 +46,17 @@ class Sequence:
         block_size: int,
         groups: int,
         now: float,
+        number: int = 0,
     ) -> None:
         self.request = request
-        self.rank = (request.priority, order)
-        """Who goes first: lower priority value, then earlier arrival."""
+        self.id = branch_name(request.id, number)
+        self.number = number
+        self.arrive(order)
         self.context = context
         self.tokens = [*request.prompt, *request.emitted]
+        self.common = len(self.tokens) - 1
+        """How many leading positions it may share with the other branches of its request: each
+        draws its own first token from the logits of the next."""
         self.last_position = len(request.prompt) + request.max_tokens - 1
         """One past the last position that can ever need KV: the final token needs none."""
         self.state = State.WAITING
@@ -71,9 +79,9 @@ class Sequence:
         self._admitted_s: float | None = None
         self._first_token_s: float | None = None
 
-    @property
-    def id(self) -> str:
-        return self.request.id
+    def arrive(self, order: int) -> None:
+        self.rank = (self.request.priority, order, self.number)
+        """Who goes first: lower priority value, then earlier arrival."""
 
     @property
     def length(self) -> int:
@@ -97,7 +105,7 @@ class Sequence:
         self.computed = self.scheduled = cached
         if self._admitted_s is None:
             self._admitted_s = now
-            self._cached_tokens = min(cached, len(self.request.prompt))
+            self._cached_tokens = 0 if self.number else min(cached, len(self.request.prompt))
 
     def preempt(self) -> None:
         """Lose row and KV; keep tokens. Results in flight belong to the epoch before."""
@@ -124,6 +132,19 @@ class Sequence:
         if self._first_token_s is None:
             self._first_token_s = now
 
+    def newest(self, logprob: float) -> Token:
+        """The event of the token appended last."""
+        index, branch = self.answer_length - 1, self.request.sampling.branch
+        return Token(self.request.id, index, self.tokens[-1], logprob, branch)
+
+    def finish(
+        self, reason: FinishReason, stop_id: int | None, now: float, message: str = ""
+    ) -> Finished:
+        """Become FINISHED; returns the terminal event."""
+        self.become(State.FINISHED)
+        branch = self.request.sampling.branch
+        return Finished(self.request.id, reason, stop_id, message, self.receipt(now), branch)
+
     def ending(self) -> tuple[FinishReason, int | None] | None:
         """Whether the newest token ends the answer, and why."""
         token = self.tokens[-1]
@@ -135,7 +156,7 @@ class Sequence:
 
     def receipt(self, now: float) -> Receipt:
         return Receipt(
-            prompt_tokens=len(self.request.prompt),
+            prompt_tokens=0 if self.number else len(self.request.prompt),
             completion_tokens=self.answer_length,
             cached_tokens=self._cached_tokens,
             recomputed_tokens=self._recomputed_tokens,

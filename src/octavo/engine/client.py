@@ -11,7 +11,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
-from octavo.core.events import Event, Refused
+from octavo.core.events import Event, Refused, Token
 from octavo.core.request import Request
 from octavo.engine.door import Ticket
 from octavo.engine.engine import Engine, EngineStatus
@@ -30,7 +30,10 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
+    """One branch of a request, or all."""
+
     request_id: str
+    branch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +101,8 @@ class EngineThread:
         match command:
             case Submit(request):
                 return self._engine.submit(request)
-            case Cancel(request_id):
-                return self._engine.cancel(request_id)
+            case Cancel(request_id, branch):
+                return self._engine.cancel(request_id, branch)
             case Stop():
                 return ()
 
@@ -130,13 +133,15 @@ class AsyncClient:
         return self._thread.status
 
     async def stream(self, ticket: Ticket) -> AsyncGenerator[Delta | Ended]:
-        """The answer as it comes; `Ended` is the last item. Closing the iterator cancels.
+        """The answer as it comes; `Ended` is the last item of each branch. Closing the iterator
+        cancels.
 
         Raises   Overloaded or InvalidRequest when the engine refuses; EngineStopped.
         """
         if self.draining or not self.alive:
             raise EngineStopped("the engine is not taking requests; try again later")
         request_id = ticket.request.id
+        unfinished = ticket.request.branches
         events: asyncio.Queue[Event | None] = asyncio.Queue()
         self._listeners[request_id] = events
         self._thread.send(Submit(ticket.request))
@@ -147,14 +152,16 @@ class AsyncClient:
                     raise EngineStopped("the engine stopped before the answer was complete")
                 if isinstance(event, Refused):
                     raise _refusal(event)
-                for item in ticket.assembler.take(event):
-                    if isinstance(item, Ended):
+                assembler = ticket.assembler_of(event)
+                for item in assembler.take(event):
+                    unfinished -= isinstance(item, Ended)
+                    if not unfinished:
                         del self._listeners[request_id]
                         yield item
                         return
                     yield item
-                if ticket.assembler.ended:
-                    self._thread.send(Cancel(request_id))
+                if assembler.ended and isinstance(event, Token):
+                    self._thread.send(Cancel(request_id, event.branch))
         finally:
             if self._listeners.pop(request_id, None) is not None:
                 self._thread.send(Cancel(request_id))

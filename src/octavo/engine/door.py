@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from octavo.core.events import Finished, Token
 from octavo.core.request import Request
 from octavo.engine.params import SamplingParams
 from octavo.errors import ContextLengthExceeded, InvalidRequest
@@ -16,10 +17,14 @@ from octavo.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A request for the engine, and the assembler that turns its events into the answer."""
+    """A request for the engine, and for each of its branches, in order, the assembler that turns
+    its events into the answer."""
 
     request: Request
-    assembler: Assembler
+    assemblers: tuple[Assembler, ...]
+
+    def assembler_of(self, event: Token | Finished) -> Assembler:
+        return self.assemblers[event.branch - self.request.sampling.branch]
 
 
 class Door:
@@ -109,6 +114,7 @@ class Door:
             sampling=params.sampling(seed=self._seeds.getrandbits(63)),
             stop_token_ids=ends,
             priority=params.priority,
+            branches=params.n,
         )
         rules = StopRules(
             strings=tuple(params.stop),
@@ -117,8 +123,15 @@ class Door:
             stop_token_ids=own,
             min_tokens=params.min_tokens,
         )
-        assembler = Assembler(self.tokenizer, rules, skip_special=params.skip_special_tokens)
-        return Ticket(request, assembler)
+        return Ticket(
+            request,
+            tuple(
+                Assembler(
+                    self.tokenizer, rules, skip_special=params.skip_special_tokens, branch=branch
+                )
+                for branch in range(params.n)
+            ),
+        )
 
     def _room(self, prompt_length: int, max_tokens: int | None) -> int:
         """How many tokens the answer may have."""

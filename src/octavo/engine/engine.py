@@ -80,9 +80,10 @@ class Engine:
         self._show(call, events)
         return self._told(events)
 
-    def cancel(self, request_id: str) -> tuple[Event, ...]:
-        call = Cancel(self._clock(), request_id)
-        events = self.scheduler.cancel(request_id, call.now)
+    def cancel(self, request_id: str, branch: int | None = None) -> tuple[Event, ...]:
+        """End a request, or one branch of it; nothing if that has ended already."""
+        call = Cancel(self._clock(), request_id, branch)
+        events = self.scheduler.cancel(request_id, call.now, branch)
         self._show(call, events)
         return self._told(events)
 

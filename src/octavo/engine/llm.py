@@ -3,8 +3,9 @@
 import os
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from octavo.config import load_config
@@ -24,6 +25,9 @@ Messages = Sequence[Mapping[str, Any]]
 class Answer:
     """One prompt's answer: its text and tokens, why it ended, and what it cost.
 
+    With `n` > 1 this is the first of the prompt's `choices`. Their receipts sum to what the prompt
+    cost: its own tokens stand in the first.
+
     A failure of the engine ends an answer with finish_reason "error" and `error` saying why; the
     other answers are not touched.
     """
@@ -35,6 +39,12 @@ class Answer:
     stop_reason: str | int | None
     receipt: Receipt
     error: str = ""
+    others: tuple["Answer", ...] = ()
+
+    @property
+    def choices(self) -> tuple["Answer", ...]:
+        """All answers to the prompt, in the order of their branches; of one without `n`."""
+        return (self, *self.others)
 
 
 class LLM:
@@ -70,7 +80,8 @@ class LLM:
         *,
         progress: bool = True,
     ) -> list[Answer]:
-        """Continue each prompt (text or token ids); answers come in the order of the prompts.
+        """Continue each prompt (text or token ids); answers come in the order of the prompts, one
+        each: with `n` > 1 it holds the others in `choices`.
 
         Raises   RequestError: a prompt or parameter cannot be honoured; nothing has been computed.
         """
@@ -100,7 +111,10 @@ class LLM:
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None
     ) -> Iterator[Delta | Ended]:
-        """Continue one prompt piece by piece; `Ended` comes last. Closing the iterator cancels."""
+        """Continue one prompt piece by piece; `Ended` comes last. Closing the iterator cancels.
+
+        With `n` > 1 each piece says its `branch`, and each branch has an `Ended`.
+        """
         return self._stream(self._door.completion(prompt, params or SamplingParams()))
 
     def chat_stream(
@@ -117,27 +131,33 @@ class LLM:
             self._engine.cancel(ticket.request.id)
 
     def _answers(self, tickets: Sequence[Ticket], progress: bool) -> list[Answer]:
-        parts: list[list[Delta]] = [[] for _ in tickets]
-        answers: dict[int, Answer] = {}
-        with _Progress(len(tickets), shown=progress) as bar:
+        parts: dict[tuple[int, int], list[Delta]] = defaultdict(list)
+        answers: dict[tuple[int, int], Answer] = {}
+        total = sum(ticket.request.branches for ticket in tickets)
+        with _Progress(total, shown=progress) as bar:
             try:
                 for index, item in self._run(tickets):
+                    place = index, item.branch
                     if isinstance(item, Delta):
-                        parts[index].append(item)
+                        parts[place].append(item)
                         bar.tokens += len(item.token_ids)
                         bar.update()
                     else:
-                        answers[index] = _answer(parts[index], item)
+                        answers[place] = _answer(parts[place], item)
                         bar.done += 1
                         bar.update(always=True)
             finally:
                 for ticket in tickets:
                     self._engine.cancel(ticket.request.id)
-        return [answers[index] for index in range(len(tickets))]
+        return [
+            _joined([answers[index, branch] for branch in range(ticket.request.branches)])
+            for index, ticket in enumerate(tickets)
+        ]
 
     def _run(self, tickets: Sequence[Ticket]) -> Iterator[tuple[int, Delta | Ended]]:
         """Submit, then turn the crank until every ticket has ended."""
         live = {ticket.request.id: index for index, ticket in enumerate(tickets)}
+        unfinished = [ticket.request.branches for ticket in tickets]
         events = [event for ticket in tickets for event in self._engine.submit(ticket.request)]
         while live:
             for event in events:
@@ -146,14 +166,15 @@ class LLM:
                     continue
                 if isinstance(event, Refused):
                     raise RequestError(f"the request was refused: {event.message}")
-                assembler = tickets[index].assembler
+                assembler = tickets[index].assembler_of(event)
                 items = list(assembler.take(event))
                 if assembler.ended:
-                    for last in self._engine.cancel(event.request_id):
+                    for last in self._engine.cancel(event.request_id, event.branch):
                         assert not isinstance(last, Refused)
                         items += assembler.take(last)
                 for item in items:
-                    if isinstance(item, Ended):
+                    unfinished[index] -= isinstance(item, Ended)
+                    if not unfinished[index]:
                         del live[event.request_id]
                     yield index, item
             events = list(self._engine.step())
@@ -188,6 +209,10 @@ def _answer(parts: Sequence[Delta], ended: Ended) -> Answer:
         receipt=ended.receipt,
         error=ended.message,
     )
+
+
+def _joined(choices: Sequence[Answer]) -> Answer:
+    return replace(choices[0], others=tuple(choices[1:]))
 
 
 class _Progress:

@@ -10,6 +10,7 @@ from octavo.errors import InvalidRequest
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKEN_IDS = 1024
+MAX_ANSWERS = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +21,8 @@ class SamplingParams:
     same `seed` gives the same answer whoever else is served; None draws one. `max_tokens` None is
     the rest of the context. Before `min_tokens` tokens no end token and no stop string ends the
     answer. `ignore_eos` goes on past the model's own end. A lower `priority` goes first. `stop` may
-    also be one text, and lists are taken for tuples.
+    also be one text, and lists are taken for tuples. `n` answers are given to one prompt, each with
+    draws of its own (greedy ones are equal); the prompt is computed once.
 
     Raises   InvalidRequest naming the field that is out of range.
     """
@@ -38,6 +40,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     priority: int = 0
+    n: int = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _listed("stop", self.stop))
@@ -49,6 +52,7 @@ class SamplingParams:
         _in_range("min_p", self.min_p, 0.0, 1.0)
         _integer("top_k", self.top_k, -1)
         _integer("min_tokens", self.min_tokens, 0)
+        _integer("n", self.n, 1, MAX_ANSWERS)
         _integer("priority", self.priority, -(2**31), 2**31 - 1)
         if self.seed is not None:
             _integer("seed", self.seed, -(2**63), 2**64 - 1)

@@ -149,7 +149,8 @@ def _short_of(limit: str, missing: int) -> str:
 
 def _admitted(what: Admitted) -> str:
     head = "resumed" if what.resumed else "admitted"
-    found = f", {what.cached_tokens:,} of them cached" if what.cached_tokens else ", none cached"
+    where = "cached" if what.parent is None else f"shared with {what.parent}"
+    found = f", {what.cached_tokens:,} of them {where}" if what.cached_tokens else ", none cached"
     return (
         f"{head} in row {what.row}: {_count(what.tokens, 'token')}{found};"
         f" {_count(what.blocks_found, 'block')} found, {what.blocks_allocated:,} allocated"

@@ -142,7 +142,7 @@ def _write(descriptor: int, line: bytes) -> None:
 class _Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     id: int
     spans: tuple[tuple[int, int, int, tuple[int, ...], bool], ...]
-    binds: tuple[tuple[int, str], ...] = ()
+    binds: tuple[tuple[int, str, int], ...] = ()
     writes: tuple[tuple[int, int, int, tuple[int, ...]], ...] = ()
     copies: tuple[tuple[int, int], ...] = ()
     decisions: tuple[tuple[str, Any], ...] = ()
@@ -154,10 +154,11 @@ class _Submit(msgspec.Struct, frozen=True, tag="submit", tag_field="call"):
     said: tuple[tuple[str, Any], ...]
 
 
-class _Cancel(msgspec.Struct, frozen=True, tag="cancel", tag_field="call"):
+class _Cancel(msgspec.Struct, frozen=True, tag="cancel", tag_field="call", omit_defaults=True):
     now: float
     request_id: str
     said: tuple[tuple[str, Any], ...]
+    branch: int | None = None
 
 
 class _PlanCall(msgspec.Struct, frozen=True, tag="plan", tag_field="call"):
@@ -192,15 +193,15 @@ def encode(call: Call, answer: Answer) -> bytes:
             return _encoder.encode(_Commit(now, result.plan_id, outcomes, _said(answer)))
         case Submit(now, request):
             return _encoder.encode(_Submit(now, request, _said(answer)))
-        case Cancel(now, request_id):
-            return _encoder.encode(_Cancel(now, request_id, _said(answer)))
+        case Cancel(now, request_id, branch):
+            return _encoder.encode(_Cancel(now, request_id, _said(answer), branch))
 
 
 def _plan(plan: StepPlan) -> _Plan:
     return _Plan(
         id=plan.id,
         spans=tuple((s.row, s.start, s.stop, s.tokens, s.samples) for s in plan.spans),
-        binds=tuple((bind.row, bind.request.id) for bind in plan.binds),
+        binds=tuple((b.row, b.request.id, b.request.sampling.branch) for b in plan.binds),
         writes=tuple((w.row, w.group, w.index, w.blocks) for w in plan.writes),
         copies=tuple((copy.source, copy.target) for copy in plan.copies),
         decisions=_named(plan.decisions),
@@ -239,11 +240,11 @@ def read_journal(path: Path) -> Iterator[Header | Entry | Torn]:
 
 
 class _Reader:
-    """Keeps the live requests, which plans name by their ids only."""
+    """Keeps the live branches of requests, which plans name by their ids only."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._live: dict[str, Request] = {}
+        self._live: dict[tuple[str, int], Request] = {}
 
     def read(self, number: int, line: bytes, following: bytes) -> Header | Entry | Torn:
         """`following` tells whether a broken line is torn: then it is the last of its run."""
@@ -285,10 +286,10 @@ class _Reader:
             case _Submit(now, request, said):
                 events = self._events(number, said)
                 if not events:
-                    self._live[request.id] = request
+                    self._live |= {(own.id, own.sampling.branch): own for own in request.split()}
                 return Entry(number, Submit(now, request), events)
-            case _Cancel(now, request_id, said):
-                return Entry(number, Cancel(now, request_id), self._events(number, said))
+            case _Cancel(now, request_id, said, branch):
+                return Entry(number, Cancel(now, request_id, branch), self._events(number, said))
             case _PlanCall(now, plan):
                 answer = None if plan is None else self._plan(number, plan)
                 return Entry(number, Plan(now), answer)
@@ -306,16 +307,17 @@ class _Reader:
         events = tuple(self._record(number, name, fields, _EVENTS) for name, fields in said)
         for event in events:
             if isinstance(event, Finished):
-                self._live.pop(event.request_id, None)
+                self._live.pop((event.request_id, event.branch), None)
         return events
 
     def _plan(self, number: int, plan: _Plan) -> StepPlan:
-        unknown = [name for _, name in plan.binds if name not in self._live]
+        unknown = [name for _, *name in plan.binds if tuple(name) not in self._live]
         if unknown:
-            raise self._damaged(number, f"request {unknown[0]} is not live")
+            name, branch = unknown[0]
+            raise self._damaged(number, f"branch {branch} of request {name} is not live")
         return StepPlan(
             id=plan.id,
-            binds=tuple(Bind(row, self._live[name]) for row, name in plan.binds),
+            binds=tuple(Bind(row, self._live[name, branch]) for row, name, branch in plan.binds),
             writes=tuple(TableWrite(*write) for write in plan.writes),
             copies=tuple(BlockCopy(*copy) for copy in plan.copies),
             spans=tuple(Span(*span) for span in plan.spans),

@@ -22,7 +22,7 @@ from octavo.core.events import (
     Refused,
 )
 from octavo.core.plan import RowFailed, StepPlan, StepResult
-from octavo.core.request import Request
+from octavo.core.request import Request, branch_name
 
 _LEAST_WAIT_S = 1e-3
 """Shorter waits are not told."""
@@ -155,6 +155,9 @@ class Lives:
     def __init__(self, *, ended: int | None = 256) -> None:
         self._limit = ended
         self._lives: dict[str, Life] = {}
+        """Of each branch that is live, by the name that decisions give it."""
+        self._names: dict[tuple[str, int], str] = {}
+        """That name, by how events say it."""
         self._ended: OrderedDict[str, Life] = OrderedDict()
         self._rows: dict[int, Life] = {}
         self._drawing: dict[int, list[Life]] = {}
@@ -182,7 +185,7 @@ class Lives:
                         self._end(event, call.now)
 
     def named(self, request_id: str) -> Life | None:
-        """The latest request of this id, as it is now."""
+        """The latest request of this id, as it is now; `ID#1` is its second branch."""
         with self._lock:
             life = self._lives.get(request_id) or self._ended.get(request_id)
             return None if life is None else self._with_waiting(life.copy())
@@ -196,14 +199,17 @@ class Lives:
     # --- what happens
 
     def _submitted(self, request: Request, now: float) -> None:
-        if request.id in self._lives:
+        if any(name == request.id for name, _ in self._names):
             return
-        life = Life(request.id, len(request.prompt), request.max_tokens, request.priority, now)
-        life.answer_tokens = len(request.emitted)
-        running = len(self._rows)
-        life.tell(Arrived(running, len(self._lives) - running), now)
-        life.enter("waiting", now)
-        self._lives[request.id] = life
+        running, waiting = len(self._rows), len(self._lives) - len(self._rows)
+        for number, own in enumerate(request.split()):
+            name = branch_name(request.id, number)
+            life = Life(name, len(request.prompt), request.max_tokens, request.priority, now)
+            life.answer_tokens = len(request.emitted)
+            life.tell(Arrived(running, waiting), now)
+            life.enter("waiting", now)
+            self._lives[name] = life
+            self._names[request.id, own.sampling.branch] = name
 
     def _planned(self, plan: StepPlan, now: float) -> None:
         first: Deferred | None = None
@@ -276,18 +282,23 @@ class Lives:
                 life.tell(Drew(not any(isinstance(m.what, Drew) for m in life.moments)), now)
 
     def _end(self, event: Finished | Refused, now: float) -> None:
-        life = self._lives.get(event.request_id)
-        if life is None or (isinstance(event, Refused) and event.limit == "id"):
-            return
-        del self._lives[event.request_id]
+        if isinstance(event, Finished):
+            keys = [(event.request_id, event.branch)]
+        else:
+            keys = [key for key in self._names if key[0] == event.request_id]
+        if isinstance(event, Finished) or event.limit != "id":
+            for key in keys:
+                self._end_one(self._lives.pop(self._names.pop(key)), event, now)
+
+    def _end_one(self, life: Life, event: Finished | Refused, now: float) -> None:
         self._leave(life, now)
         life.enter("ended", now)
         life.ending, life.ended_s = event, now
         if isinstance(event, Finished):
             life.answer_tokens = event.receipt.completion_tokens
         life.tell(event, now)
-        self._ended.pop(event.request_id, None)
-        self._ended[event.request_id] = life
+        self._ended.pop(life.id, None)
+        self._ended[life.id] = life
         if self._limit is not None and len(self._ended) > self._limit:
             self._ended.popitem(last=False)
 

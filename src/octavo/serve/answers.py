@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from itertools import accumulate
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -30,7 +31,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 class OctavoUsage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What OpenAI's usage has no place for: what the answers cost. Times are in seconds.
 
-    With several prompts the tokens are summed, and the times are those of the slowest. `user` is
+    With several answers the tokens are summed, and the times are those of the slowest. `user` is
     the caller's own label, sent back.
     """
 
@@ -49,7 +50,7 @@ class Tally:
         self._prompt_tokens = sum(len(ticket.request.prompt) for ticket in tickets)
         self._completion_tokens = 0
         self._receipts: list[Receipt] = []
-        self._answers = len(tickets)
+        self._answers = sum(ticket.request.branches for ticket in tickets)
 
     def add(self, item: Item) -> None:
         if isinstance(item, Delta):
@@ -99,8 +100,8 @@ class Answer:
 
 
 async def collect(service: Service, tickets: Sequence[Ticket], tally: Tally) -> tuple[Answer, ...]:
-    """All answers, in the order of the tickets."""
-    texts: list[list[str]] = [[] for _ in tickets]
+    """All answers, in the order of the tickets and of their branches."""
+    texts: list[list[str]] = [[] for ticket in tickets for _ in ticket.assemblers]
     ends: dict[int, Ended] = {}
     async with aclosing(merge(service, tickets)) as items:
         async for index, item in items:
@@ -115,21 +116,21 @@ async def collect(service: Service, tickets: Sequence[Ticket], tally: Tally) -> 
 async def merge(
     service: Service, tickets: Sequence[Ticket]
 ) -> AsyncGenerator[tuple[int, Item], None]:
-    """What the answers bring, as it comes, each with the index of its ticket.
+    """What the answers bring, as it comes, each with the index of its choice.
 
     When one fails or the iterator is closed, all are cancelled.
     """
     if len(tickets) == 1:
         async with aclosing(service.follow(tickets[0])) as items:
             async for item in items:
-                yield 0, item
+                yield item.branch, item
         return
     arrived: asyncio.Queue[tuple[int, Item] | Exception] = asyncio.Queue(maxsize=1)
+    *firsts, unfinished = accumulate((len(ticket.assemblers) for ticket in tickets), initial=0)
     pumps = [
-        asyncio.ensure_future(_pump(service, ticket, index, arrived))
-        for index, ticket in enumerate(tickets)
+        asyncio.ensure_future(_pump(service, ticket, first, arrived))
+        for ticket, first in zip(tickets, firsts, strict=True)
     ]
-    unfinished = len(tickets)
     try:
         while unfinished:
             got = await arrived.get()
@@ -146,12 +147,12 @@ async def merge(
 async def _pump(
     service: Service,
     ticket: Ticket,
-    index: int,
+    first: int,
     arrived: "asyncio.Queue[tuple[int, Item] | Exception]",
 ) -> None:
     try:
         async with aclosing(service.follow(ticket)) as items:
             async for item in items:
-                await arrived.put((index, item))
+                await arrived.put((first + item.branch, item))
     except Exception as error:
         await arrived.put(error)

@@ -125,18 +125,22 @@ async def create_chat_completion(service: Service, request: Request) -> Response
         chunks = _chunks(service, ticket, blank, options, asked.user)
         return await stream_response(request.receive, chunks)
     tally = Tally([ticket])
-    (answer,) = await while_connected(request.receive, collect(service, [ticket], tally))
-    choice = ChatChoice(
-        message=ChatMessage(content=answer.text),
-        finish_reason=answer.ended.finish_reason,
-        stop_reason=answer.ended.stop_reason,
+    answers = await while_connected(request.receive, collect(service, [ticket], tally))
+    choices = tuple(
+        ChatChoice(
+            index=index,
+            message=ChatMessage(content=answer.text),
+            finish_reason=answer.ended.finish_reason,
+            stop_reason=answer.ended.stop_reason,
+        )
+        for index, answer in enumerate(answers)
     )
     return json_response(
         ChatCompletion(
             id=answer_id,
             created=created,
             model=model,
-            choices=(choice,),
+            choices=choices,
             usage=tally.usage(),
             octavo=tally.cost(asked.user),
         )
@@ -146,29 +150,29 @@ async def create_chat_completion(service: Service, request: Request) -> Response
 async def _chunks(
     service: Service, ticket: Ticket, blank: ChatChunk, options: StreamOptions, user: str | None
 ) -> AsyncGenerator[ChatChunk, None]:
-    """The role with the first token, then text, then the reason it ended, then usage if asked."""
+    """Of each choice the role with the first token, then text, then the reason it ended; then usage
+    if asked."""
     tally = Tally([ticket])
 
-    def chunk(delta: ChatDelta, **ending: Any) -> ChatChunk:
+    def chunk(index: int, delta: ChatDelta, **ending: Any) -> ChatChunk:
         absent = None if options.include_usage else UNSET
         return msgspec.structs.replace(
             blank,
-            choices=(ChatChunkChoice(delta=delta, **ending),),
+            choices=(ChatChunkChoice(index=index, delta=delta, **ending),),
             usage=tally.usage() if options.continuous_usage_stats else absent,
         )
 
-    started = False
+    started: set[int] = set()
     async with aclosing(merge(service, [ticket])) as items:
-        async for _, item in items:
+        async for index, item in items:
             tally.add(item)
-            if not started:
-                started = True
-                yield chunk(ChatDelta(role="assistant", content=""))
+            if index not in started:
+                started.add(index)
+                yield chunk(index, ChatDelta(role="assistant", content=""))
             if not isinstance(item, Delta):
-                yield chunk(
-                    ChatDelta(), finish_reason=item.finish_reason, stop_reason=item.stop_reason
-                )
+                ending = {"finish_reason": item.finish_reason, "stop_reason": item.stop_reason}
+                yield chunk(index, ChatDelta(), **ending)
             elif item.text:
-                yield chunk(ChatDelta(content=item.text))
+                yield chunk(index, ChatDelta(content=item.text))
     if options.include_usage:
         yield msgspec.structs.replace(blank, usage=tally.usage(), octavo=tally.cost(user))

@@ -29,7 +29,6 @@ NEUTRAL_EVERYWHERE: Neutral = {
     "logit_bias": ({},),
     "logits_processors": (),
     "metadata": ({},),
-    "n": (1,),
     "presence_penalty": (0,),
     "prompt_logprobs": (),
     "repetition_penalty": (1,),
@@ -82,6 +81,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     include_stop_str_in_output: bool | UnsetType = UNSET
     skip_special_tokens: bool | UnsetType = UNSET
     priority: int | UnsetType = UNSET
+    n: int | UnsetType = UNSET
 
 
 async def read_body(request: Request, limit_bytes: int) -> bytes:

@@ -101,6 +101,7 @@ class Service:
         Raises  RequestError when the engine refuses, EngineError when it fails.
         """
         self._enter()
+        unfinished = ticket.request.branches
         outcome = "abort"
         try:
             async with aclosing(self.client.stream(ticket)) as items:
@@ -109,7 +110,8 @@ class Service:
                         outcome = item.finish_reason
                         _raise_failure(item)
                         self.metrics.finished(outcome, item.receipt)
-                        outcome = ""
+                        unfinished -= 1
+                        outcome = "abort" if unfinished else ""
                     yield item
         except RequestError:
             outcome = ""

@@ -4,8 +4,8 @@
 
 Before a span is computed each cell that attention would read is compared with what it must hold: a
 wrong table entry, a block reused too early, a lost copy, a stale prefix hit or one across salts is
-found at the step that reads it. The sampled token is a function of the tokens before it alone:
-every request gets the tokens it would get alone.
+found at the step that reads it. The sampled token is a function of the tokens before it, and of the
+branch if the request is not greedy, alone: every request gets the tokens it would get alone.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from octavo.core.plan import RowFailed, Sampled, Span, StepPlan, StepResult
-from octavo.core.request import Request
+from octavo.core.request import Request, Sampling
 
 ROOT = b"octavo"
 
@@ -27,19 +27,21 @@ def digest(before: bytes, token: int) -> bytes:
     return hashlib.blake2b(before + struct.pack("<q", token), digest_size=8).digest()
 
 
-def draw(before: bytes, vocabulary: int) -> int:
+def draw(before: bytes, vocabulary: int, sampling: Sampling) -> int:
     """The token that follows the tokens for which `before` stands."""
-    return int.from_bytes(before, "little") % vocabulary
+    branch = 0 if sampling.greedy else sampling.branch
+    chosen = digest(before, branch) if branch else before
+    return int.from_bytes(chosen, "little") % vocabulary
 
 
 def answer_alone(request: Request, vocabulary: int) -> tuple[int, ...]:
-    """The answer tokens `request` must get, whoever else is served."""
+    """The answer tokens that the first branch of `request` must get, whoever else is served."""
     last = ROOT
     for token in (*request.prompt, *request.emitted):
         last = digest(last, token)
     answer = list(request.emitted)
     while not _ended(request, answer):
-        answer.append(draw(last, vocabulary))
+        answer.append(draw(last, vocabulary, request.sampling))
         last = digest(last, answer[-1])
     return tuple(answer)
 
@@ -106,7 +108,7 @@ class OracleRunner:
                 block = row.tables[group][position // self._size]
                 self._cells[block][position % self._size] = (row.request.salt, group, last)
         if span.samples:
-            row.last = draw(last, self.vocabulary)
+            row.last = draw(last, self.vocabulary, row.request.sampling)
         if span.stop > self.failing.get(row.request.id, span.stop):
             return RowFailed(span.row, "the oracle was told to fail this row")
         return Sampled(span.row, row.last, 0.0) if span.samples else None
@@ -128,5 +130,8 @@ class OracleRunner:
         known = (*row.request.prompt, *row.request.emitted)
         while (position := len(row.digests)) < upto:
             last = row.digests[-1] if row.digests else ROOT
-            token = known[position] if position < len(known) else draw(last, self.vocabulary)
+            if position < len(known):
+                token = known[position]
+            else:
+                token = draw(last, self.vocabulary, row.request.sampling)
             row.digests.append(digest(last, token))

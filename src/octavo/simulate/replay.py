@@ -27,8 +27,8 @@ class Replay:
         match call:
             case Submit(now, request):
                 return self.scheduler.submit(request, now)
-            case Cancel(now, request_id):
-                return self.scheduler.cancel(request_id, now)
+            case Cancel(now, request_id, branch):
+                return self.scheduler.cancel(request_id, now, branch)
             case Plan(now):
                 plan = self.scheduler.plan(now)
                 if plan is not None:

@@ -15,6 +15,7 @@ class Delta:
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
+    branch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class Ended:
     stop_reason: str | int | None
     receipt: Receipt
     message: str = ""
+    branch: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,16 +49,19 @@ class StopRules:
 
 
 class Assembler:
-    """Takes the core's events of one answer one at a time, and gives what the caller sees.
+    """Takes the core's events of one branch one at a time, and gives what the caller sees.
 
     The order of the rules: stop string, stop id, end of sequence, length. The core applies all but
     the first; when a stop string ends the answer, `ended` turns true before the core knows: cancel
-    the request at the engine, then pass its `Finished` on to here like any other.
+    the branch at the engine, then pass its `Finished` on to here like any other.
     Keeps  exactly one `Ended`, the last; joined texts = the text of the ids up to the stop.
     """
 
-    def __init__(self, tokenizer: Tokenizer, rules: StopRules, *, skip_special: bool) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, rules: StopRules, *, skip_special: bool, branch: int = 0
+    ) -> None:
         self._rules = rules
+        self._branch = branch
         self._detokenizer = Detokenizer(tokenizer, skip_special=skip_special)
         self._stops = StopStrings(rules.strings, include=rules.include_string)
         self._completion_tokens = 0
@@ -74,7 +79,8 @@ class Assembler:
         if self.ended:
             return ()
         self._completion_tokens += 1
-        return (Delta(self._text_of(event.token), (event.token,), (event.logprob,)),)
+        text = self._text_of(event.token)
+        return (Delta(text, (event.token,), (event.logprob,), self._branch),)
 
     def _text_of(self, token: int) -> str:
         if token in self._rules.end_ids and not self._rules.include_string:
@@ -89,8 +95,8 @@ class Assembler:
     def _finish(self, event: Finished) -> tuple[Delta | Ended, ...]:
         receipt = replace(event.receipt, completion_tokens=self._completion_tokens)
         if self._stop_string is not None:
-            return (Ended("stop", self._stop_string, receipt),)
+            return (Ended("stop", self._stop_string, receipt, branch=self._branch),)
         own_stop = event.stop_id if event.stop_id in self._rules.stop_token_ids else None
-        ended = Ended(event.reason, own_stop, receipt, event.message)
+        ended = Ended(event.reason, own_stop, receipt, event.message, self._branch)
         tail = self._stops.flush() + self._detokenizer.flush()
-        return (Delta(tail, (), ()), ended) if tail else (ended,)
+        return (Delta(tail, (), (), self._branch), ended) if tail else (ended,)

@@ -1,0 +1,60 @@
+"""Siblings: the sequences of one request, one a branch, which begin with the same tokens."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from octavo.core.request import Request
+from octavo.core.sequence import Sequence, State
+
+
+class Siblings:
+    """One of them computes the prompt; the others wait for it, then go on from its blocks.
+
+        held ── next ──▶ started ── remove ──▶ gone
+
+    They start one at a time, each queued when the one before has been admitted and the prompt is
+    there.
+    """
+
+    def __init__(self, request: Request, sequence_of: Callable[[Request, int], Sequence]) -> None:
+        self._held = deque(sequence_of(own, n) for n, own in enumerate(request.split()))
+        self._started: list[Sequence] = []
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """All that have not ended, in order."""
+        return iter((*self._started, *self._held))
+
+    def __len__(self) -> int:
+        return len(self._started) + len(self._held)
+
+    @property
+    def started(self) -> int:
+        """How many wait in the queue or run."""
+        return len(self._started)
+
+    @property
+    def held(self) -> tuple[Sequence, ...]:
+        return tuple(self._held)
+
+    def of(self, number: int | None) -> tuple[Sequence, ...]:
+        """The one whose events carry `number`, if it has not ended; all for None."""
+        return tuple(one for one in self if number in (None, one.request.sampling.branch))
+
+    def next(self) -> Sequence | None:
+        """Start the next one, if none that has started still waits or lacks the prompt."""
+        if not self._held or not all(map(_has_prompt, self._started)):
+            return None
+        self._started.append(self._held.popleft())
+        return self._started[-1]
+
+    def parent_of(self, sequence: Sequence) -> Sequence | None:
+        """The running one that has most of what `sequence` may share."""
+        running = [one for one in self._started if one.state is State.RUNNING]
+        return max(running, key=lambda one: min(one.computed, one.common), default=None)
+
+    def remove(self, sequence: Sequence) -> None:
+        (self._started if sequence in self._started else self._held).remove(sequence)
+
+
+def _has_prompt(sequence: Sequence) -> bool:
+    return sequence.state is State.RUNNING and sequence.computed >= sequence.common

@@ -80,6 +80,17 @@ def test_the_context_bounds_prompt_and_answer(door: Door) -> None:
         assert caught.value.param == param
 
 
+def test_a_default_limits_the_answer_where_it_fits(door: Door) -> None:
+    def limit(length: int, **fields: Any) -> int:
+        params = SamplingParams(**fields)
+        return door.completion([9] * length, params, default_max_tokens=16).request.max_tokens
+
+    assert limit(3) == 16
+    assert limit(CONTEXT - 5) == 5
+    assert limit(3, max_tokens=40) == 40
+    assert limit(3, min_tokens=30) == 30
+
+
 def test_min_tokens_must_fit_too(door: Door) -> None:
     with pytest.raises(InvalidRequest, match="only 4 tokens fit") as caught:
         door.completion([9] * (CONTEXT - 4), SamplingParams(min_tokens=5))

@@ -3,7 +3,7 @@
 import random
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from octavo.core.events import Finished, Token
@@ -48,9 +48,16 @@ class Door:
     def has_chat_template(self) -> bool:
         return self._chat is not None
 
-    def completion(self, prompt: str | Sequence[int], params: SamplingParams) -> Ticket:
+    def completion(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        *,
+        default_max_tokens: int | None = None,
+    ) -> Ticket:
         """A plain continuation of a text, or of token ids.
 
+        Where `max_tokens` is not set, `default_max_tokens` limits the answer if they fit.
         Raises   InvalidRequest, ContextLengthExceeded.
         """
         if isinstance(prompt, str):
@@ -58,6 +65,9 @@ class Door:
         else:
             self._room(len(prompt), None)
             ids = [self._checked_id(token, "prompt") for token in prompt]
+        if params.max_tokens is None and default_max_tokens is not None:
+            usual = max(default_max_tokens, params.min_tokens)
+            params = replace(params, max_tokens=min(usual, self._room(len(ids), None)))
         return self._ticket(ids, params)
 
     def chat(self, messages: Sequence[Mapping[str, Any]], params: SamplingParams) -> Ticket:

@@ -34,6 +34,8 @@ NEUTRAL: Neutral = {
 }
 
 MAX_PROMPTS = 1024
+DEFAULT_MAX_TOKENS = 16
+"""What OpenAI's endpoint and vLLM give when max_tokens is not set."""
 
 
 class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -74,7 +76,11 @@ async def create_completion(service: Service, request: Request) -> Response:
     options = check_stream_options(asked.stream, asked.stream_options)
     prompts = split_prompts(asked.prompt)
     tickets = await service.at_door(
-        len(body), lambda: [service.door.completion(prompt, params) for prompt in prompts]
+        len(body),
+        lambda: [
+            service.door.completion(prompt, params, default_max_tokens=DEFAULT_MAX_TOKENS)
+            for prompt in prompts
+        ],
     )
     blank = Completion(
         id=f"cmpl-{tickets[0].request.id}", created=int(time.time()), model=model, choices=()

@@ -38,7 +38,8 @@ class EndlessClient:
         self._closed.set()
 
     async def stream(self, ticket: Ticket) -> AsyncGenerator[Delta | Ended, None]:
-        for item in ticket.assembler.take(Token(ticket.request.id, 0, 100, -0.25)):
+        token = Token(ticket.request.id, 0, 100, -0.25)
+        for item in ticket.assembler_of(token).take(token):
             yield item
         self.started.release()
         await self._closed.wait()

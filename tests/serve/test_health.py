@@ -65,11 +65,11 @@ def test_stalled_is_open_requests_without_steps() -> None:
 
 def test_metrics_of_requests(http: httpx.Client, api: openai.OpenAI, served: Served) -> None:
     before = samples(http)
-    api.completions.create(model="scripted", prompt="four")
+    api.completions.create(model="scripted", prompt="four", max_tokens=99)
     api.completions.create(model="scripted", prompt="four", max_tokens=3)
     served.client.script = Script(error=EngineError("x"), fail_at=2)
     with pytest.raises(openai.InternalServerError):
-        api.completions.create(model="scripted", prompt="four")
+        api.completions.create(model="scripted", prompt="four", max_tokens=99)
     with pytest.raises(openai.BadRequestError):
         api.completions.create(model="scripted", prompt="")
     after = samples(http)

@@ -173,12 +173,18 @@ def test_kinds_of_prompt(
 
 
 def test_a_stop_string_ends_the_answer_and_the_work(api: openai.OpenAI, served: Served) -> None:
-    answer = api.completions.create(model="scripted", prompt="x", stop=["script", "never"])
+    stop = ["script", "never"]
+    answer = api.completions.create(model="scripted", prompt="x", max_tokens=99, stop=stop)
     (choice,) = answer.choices
     assert (choice.text, choice.finish_reason) == ("Hello from the ", "stop")
     assert choice.model_dump()["stop_reason"] == "script"
     assert answer.usage is not None
     assert answer.usage.completion_tokens == len("Hello from the script")
+
+
+def test_a_completion_without_a_limit_has_sixteen_tokens(api: openai.OpenAI) -> None:
+    answer = api.completions.create(model="scripted", prompt="x")
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == (TEXT[:16], "length")
 
 
 def test_models(api: openai.OpenAI) -> None:
@@ -225,7 +231,7 @@ def test_an_engine_that_fails_late_ends_the_stream_with_an_error(
     api: openai.OpenAI, served: Served
 ) -> None:
     served.client.script = Script(reason="error")
-    chunks = api.completions.create(model="scripted", prompt="x", stream=True)
+    chunks = api.completions.create(model="scripted", prompt="x", max_tokens=99, stream=True)
     texts: list[str] = []
     with pytest.raises(openai.APIError, match="it broke"):
         texts.extend(chunk.choices[0].text for chunk in chunks)

@@ -83,7 +83,6 @@ def test_the_second_time_the_prompt_is_cached(api: openai.OpenAI, seed: int) -> 
     assert second.choices[0].message.content == first.choices[0].message.content
     cached = second.usage.prompt_tokens_details.cached_tokens
     assert cached > first.usage.prompt_tokens_details.cached_tokens
-    assert cached % 16 == 0
     assert second.usage.prompt_tokens == first.usage.prompt_tokens
     assert second.model_dump()["octavo"]["cached_tokens"] == cached
 
@@ -99,11 +98,11 @@ def test_a_stop_string(api: openai.OpenAI) -> None:
 
 
 def test_without_a_limit_the_answer_ends_with_the_context(api: openai.OpenAI) -> None:
-    prompt = [11] * (CONTEXT - 20)
+    prompt = [11] * (CONTEXT - 10)
     answer = api.completions.create(model="demo", prompt=prompt, extra_body={"ignore_eos": True})
     assert answer.choices[0].finish_reason == "length"
     assert answer.usage is not None
-    assert answer.usage.completion_tokens == 20
+    assert answer.usage.completion_tokens == 10
     with pytest.raises(openai.BadRequestError) as caught:
         api.completions.create(model="demo", prompt=[11] * CONTEXT)
     assert caught.value.code == "context_length_exceeded"

@@ -55,6 +55,19 @@ def test_values_are_what_was_saved(tmp_path: Path, rng: np.random.Generator) -> 
         )
 
 
+@pytest.mark.parametrize(
+    ("dtype", "bits"), [("F32", np.uint32(0x7F800001)), ("F16", np.uint16(0x7C01))]
+)
+def test_a_signalling_nan_is_read_as_a_nan(tmp_path: Path, dtype: str, bits: np.generic) -> None:
+    """Whoever checks the weights names it; reading them says nothing."""
+    data = bits.tobytes()
+    entry = {"dtype": dtype, "shape": [1], "data_offsets": [0, len(data)]}
+    write_header(tmp_path, {"x": entry}, data)
+    checkpoint = SafetensorsCheckpoint.open(tmp_path)
+    assert np.isnan(checkpoint.f32("x")).all()
+    assert np.isnan(checkpoint.bf16("x").astype(np.float32)).all()
+
+
 def test_shards_are_one_model(tmp_path: Path, rng: np.random.Generator) -> None:
     tensors = random_tensors(rng)
     weight_map = {}

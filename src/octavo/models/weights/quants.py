@@ -75,9 +75,10 @@ def round_bf16(values: npt.NDArray[Any]) -> BF16:
     """float32 or float16 values rounded to bfloat16, ties to even. NaN stays NaN."""
     flat = values.reshape(-1)
     out = np.empty(flat.size, np.uint16)
-    for start in range(0, flat.size, CHUNK_ELEMENTS):
-        chunk = flat[start : start + CHUNK_ELEMENTS].astype(np.float32, copy=False)
-        _round_into(chunk, out[start : start + CHUNK_ELEMENTS])
+    with np.errstate(invalid="ignore"):  # a signalling NaN in a damaged file: checked later
+        for start in range(0, flat.size, CHUNK_ELEMENTS):
+            chunk = flat[start : start + CHUNK_ELEMENTS].astype(np.float32, copy=False)
+            _round_into(chunk, out[start : start + CHUNK_ELEMENTS])
     return out.reshape(values.shape).view(ml_dtypes.bfloat16)
 
 

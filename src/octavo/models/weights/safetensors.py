@@ -102,7 +102,8 @@ class SafetensorsCheckpoint:
 
     def f32(self, name: str) -> F32:
         """The tensor in float32, every stored value exactly."""
-        return self._stored(name).astype(np.float32)
+        with np.errstate(invalid="ignore"):  # a signalling NaN in a damaged file: checked later
+            return self._stored(name).astype(np.float32)
 
     def fingerprint(self) -> str:
         """A digest of the headers, the sizes and a sample of each tensor's bytes."""

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
+from math import inf
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -32,6 +33,7 @@ from octavo.core.events import (
     Preempted,
     Refused,
 )
+from octavo.core.pace import Pace
 from octavo.core.plan import Bind, RowFailed, Sampled, Span, StepPlan, StepResult
 from octavo.core.prefix_cache import Context
 from octavo.core.request import Request
@@ -60,6 +62,15 @@ class _Part(NamedTuple):
     sequence: Sequence
     epoch: int
     span: Span
+
+
+class _InFlight(NamedTuple):
+    """A plan that was made at `planned_at` and is not committed yet."""
+
+    plan: StepPlan
+    parts: tuple[_Part, ...]
+    planned_at: float
+    tokens: int
 
 
 class _Draft:
@@ -92,12 +103,14 @@ class Scheduler:
         self.manager = manager
         self.limits = limits
         self.counters = Counters()
+        self.pace = Pace()
         self._context = context or Context()
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         self._by_id: dict[str, Siblings] = {}
         self._rows = list(range(limits.sequences - 1, -1, -1))
-        self._in_flight: deque[tuple[StepPlan, tuple[_Part, ...]]] = deque()
+        self._in_flight: deque[_InFlight] = deque()
+        self._committed_at = -inf
         self._arrivals = 0
         self._plans = 0
 
@@ -150,17 +163,19 @@ class Scheduler:
         self._secure(draft)
         if not draft.preempted:
             self._admit_waiting(draft, now)
-        return self._close(draft)
+        return self._close(draft, now)
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> tuple[Event, ...]:
         """Take in what a step computed; plans are committed in the order they were made."""
-        committed, parts = self._in_flight.popleft()
-        assert committed is plan, f"plan {plan.id} is not the oldest in flight"
+        step = self._in_flight.popleft()
+        assert step.plan is plan, f"plan {plan.id} is not the oldest in flight"
         assert result.plan_id == plan.id, f"result of plan {result.plan_id} for plan {plan.id}"
         outcomes = {outcome.row: outcome for outcome in result.outcomes}
         events: list[Event] = []
-        for part in parts:
+        for part in step.parts:
             events += self._take_in(part, outcomes.get(part.span.row), now)
+        self.pace.observe(step.tokens, now - max(step.planned_at, self._committed_at))
+        self._committed_at = now
         return tuple(events)
 
     # --- submit
@@ -357,7 +372,7 @@ class Scheduler:
             draft.decisions.append(Chunked(sequence.id, granted, demand))
         self._queue_next(self._by_id[sequence.request.id])
 
-    def _close(self, draft: _Draft) -> StepPlan | None:
+    def _close(self, draft: _Draft, now: float) -> StepPlan | None:
         if not draft.grants:
             return None
         parts = tuple(self._part(sequence, count) for sequence, count in draft.grants.items())
@@ -373,9 +388,10 @@ class Scheduler:
         )
         self._plans += 1
         self.counters.steps += 1
-        self.counters.tokens_computed += sum(draft.grants.values())
+        tokens = sum(draft.grants.values())
+        self.counters.tokens_computed += tokens
         self.counters.evictions += sum(isinstance(d, Evicted) for d in draft.decisions)
-        self._in_flight.append((plan, parts))
+        self._in_flight.append(_InFlight(plan, parts, now, tokens))
         return plan
 
     @staticmethod

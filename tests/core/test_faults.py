@@ -14,6 +14,7 @@ from octavo.core.block_manager import BlockManager
 from octavo.core.events import Admitted, Deferred, Finished, Preempted, Refused
 from octavo.core.invariants import check
 from octavo.core.plan import RowFailed, Span, StepResult
+from octavo.core.prefix_cache import Context, Fate, Prefix
 from octavo.core.request import Request
 from octavo.errors import ConfigError
 from octavo.simulate.oracle import answer_alone
@@ -575,3 +576,38 @@ def test_the_prefix_of_a_request_that_failed_is_not_found_again(
     (admitted,) = serving.of(Admitted, "again")
     assert isinstance(admitted, Admitted)
     assert admitted.cached_tokens == 0
+
+
+def fates_of(serving: Serving, tokens: tuple[int, ...]) -> list[Fate | None]:
+    """What the cache tells of each full block of a prompt."""
+    cache = serving.scheduler.manager.cache
+    assert cache is not None
+    nodes: list[Prefix] = []
+    cache.extend(nodes, Context(model="oracle"), tokens, len(tokens))
+    return [cache.fate(node.key) for node in nodes]
+
+
+def test_the_cache_says_for_whom_a_prefix_was_evicted_and_when(random: Random) -> None:
+    serving = Serving(Setup(blocks=4, block_size=4, watermark_blocks=0))
+    first = prompt(random, 12)
+    serving.submit(request("a", first, 1))
+    serving.finish()
+    assert fates_of(serving, first) == [None] * 3
+    serving.submit(request("b", prompt(random, 9), 1))
+    serving.step()
+    plan, now = serving.plans[-1], serving.now
+    evicted = Fate("evicted", "b", now, plan.id)
+    assert fates_of(serving, first) == [None, evicted, evicted]
+    serving.finish()
+
+
+def test_the_cache_says_whose_failure_took_a_prefix(random: Random) -> None:
+    serving = Serving(Setup(block_size=4))
+    tokens = prompt(random, 8)
+    serving.oracle.failing = {"bad": 8}
+    serving.submit(request("bad", tokens, 4))
+    serving.step()
+    assert fates_of(serving, tokens) == [None, None]
+    serving.step()
+    distrusted = Fate("distrusted", "bad", serving.now, serving.plans[-1].id + 1)
+    assert fates_of(serving, tokens) == [distrusted, distrusted]

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.serving import constant_hash
 
-from octavo.core.prefix_cache import Context, HashFunction, Prefix, PrefixCache, sha256
+from octavo.core.prefix_cache import Context, Fate, HashFunction, Prefix, PrefixCache, sha256
+
+GONE = Fate("evicted", "r", 1.0, 7)
 
 
 def cache_of(size: int, hash_function: HashFunction = sha256, groups: int = 1) -> PrefixCache:
@@ -115,7 +117,7 @@ def test_match_ends_at_the_first_block_missing_in_any_group() -> None:
     cache.publish(chain[1], 1, 11)
     assert cache.match(chain, 3) == 3
     assert cache.match(chain, 2) == 2
-    cache.forget(0)
+    cache.forget(0, GONE)
     assert cache.match(chain, 3) == 0
 
 
@@ -131,7 +133,7 @@ def test_the_node_that_begins_most_alike_is_found(
     for block, own in enumerate(published):
         cache.publish(chain_of(cache, context, list(own))[0], 0, block)
     for block in gone & set(range(len(published))):
-        cache.forget(block)
+        cache.forget(block, GONE)
     left = [own for block, own in enumerate(published) if block not in gone]
     alike = [n for own in left for n in range(len(tokens) + 1) if own[:n] == tokens[:n]]
     best = max(alike, default=0)
@@ -150,7 +152,7 @@ def test_only_a_node_with_a_block_in_every_group_is_found_by_how_it_begins() -> 
     assert cache.begins_like(parent, (3,)) == (node, 1)
     assert cache.begins_like(parent, (3, 4, 5)) == (node, 2)
     assert cache.begins_like(parent, (4,)) is cache.begins_like(Context(), (3,)) is None
-    cache.forget(7)
+    cache.forget(7, GONE)
     assert cache.begins_like(parent, (3,)) is None
 
 
@@ -179,7 +181,7 @@ def test_nodes_nobody_needs_are_gone() -> None:
     del chain
     gc.collect()
     assert len(cache._nodes) == 2, "a published block keeps its node and the parents"
-    cache.forget(3)
+    cache.forget(3, GONE)
     gc.collect()
     assert len(cache._nodes) == 0
 
@@ -192,6 +194,32 @@ def test_a_very_long_prefix_can_be_let_go() -> None:
     del last
     gc.collect()
     assert len(cache._nodes) == 0
+
+
+def test_a_prefix_that_left_is_remembered_until_it_is_back() -> None:
+    cache = cache_of(2)
+    one, other = chain_of(cache, Context(), [1, 2, 3, 4])
+    assert cache.fate(one.key) is None
+    for node, block in ((one, 0), (other, 1)):
+        cache.publish(node, 0, block)
+        assert cache.fate(node.key) is None
+        cache.forget(block, GONE)
+        assert cache.fate(node.key) == GONE
+    cache.publish(one, 0, 2)
+    assert (cache.fate(one.key), cache.fate(other.key)) == (None, GONE)
+    flushed = Fate("flushed", "", 2.0, 9)
+    cache.forget(2, flushed)
+    assert cache.fate(one.key) == flushed
+
+
+def test_only_the_latest_fates_are_kept() -> None:
+    cache = PrefixCache(block_size=1, groups=1, fates=3)
+    nodes = chain_of(cache, Context(), list(range(5)))
+    for round_ in range(2):
+        for block, node in enumerate(nodes):
+            cache.publish(node, 0, block)
+            cache.forget(block, GONE)
+        assert [cache.fate(node.key) for node in nodes] == [None] * 2 + [GONE] * 3, round_
 
 
 # Pairs that Python's own hash cannot tell apart.

@@ -11,7 +11,7 @@ from tests.core.serving import DRAWN, Setup
 from octavo.core.block_manager import BlockManager, _Found
 from octavo.core.block_pool import BlockPool, Shortage
 from octavo.core.plan import Bind, RowFailed, Sampled, Span, StepPlan, TableWrite
-from octavo.core.prefix_cache import Prefix, PrefixCache
+from octavo.core.prefix_cache import Fate, Prefix, PrefixCache
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler
 from octavo.core.sequence import Sequence
@@ -155,7 +155,7 @@ def shares_without_owning(patch: pytest.MonkeyPatch) -> None:
 def forgets_evictions(patch: pytest.MonkeyPatch) -> None:
     """B002: a block taken for new content stays in the look-up."""
 
-    def forget(cache: PrefixCache, block: int) -> None:
+    def forget(cache: PrefixCache, block: int, fate: Fate) -> None:
         return None
 
     patch.setattr(PrefixCache, "forget", forget)

@@ -12,7 +12,7 @@ from itertools import chain
 from octavo.core.block_pool import BlockPool, Shortage
 from octavo.core.block_table import BlockTable
 from octavo.core.plan import BlockCopy, TableWrite
-from octavo.core.prefix_cache import ABSENT, PrefixCache
+from octavo.core.prefix_cache import ABSENT, Fate, PrefixCache
 from octavo.core.sequence import Sequence
 from octavo.units import ceil_div
 
@@ -76,6 +76,12 @@ class BlockManager:
         self.groups = groups
         self._cache = cache
         self._slab_tokens = slab_tokens
+        self._now = 0.0
+        self._plan_id = 0
+
+    def begin(self, now: float, plan_id: int) -> None:
+        """What changes from here on does so at this time, for this plan: the cache remembers it."""
+        self._now, self._plan_id = now, plan_id
 
     @property
     def cache(self) -> PrefixCache | None:
@@ -251,7 +257,8 @@ class BlockManager:
         taken = self.pool.take(sum(missing) + len(copied))
         if isinstance(taken, Shortage):
             return taken
-        self._forget((*taken.evicted, *(table[index] for table in rewritten)))
+        lost = (*taken.evicted, *(table[index] for table in rewritten))
+        self._forget(lost, Fate("evicted", sequence.id, self._now, self._plan_id))
         writes, copies, rest = [], [], taken.blocks
         for group, (table, count) in enumerate(zip(sequence.tables, missing, strict=True)):
             if table in copied:
@@ -296,7 +303,7 @@ class BlockManager:
         Its blocks, and those it had before a preemption, leave the cache; who shares one keeps it.
         """
         blocks = [b for node in sequence.prefixes for b in node.blocks if b != ABSENT]
-        self._forget(blocks)
+        self._forget(blocks, Fate("distrusted", sequence.id, self._now, self._plan_id))
         self.pool.drop([block for block in blocks if self.pool.is_cached(block)])
 
     def release(self, sequence: Sequence) -> int:
@@ -313,7 +320,7 @@ class BlockManager:
     def _publishes(self, block: int) -> bool:
         return self._cache is not None and self._cache.publishes(block)
 
-    def _forget(self, evicted: tuple[int, ...] | list[int]) -> None:
+    def _forget(self, blocks: Iterable[int], fate: Fate) -> None:
         if self._cache is not None:
-            for block in evicted:
-                self._cache.forget(block)
+            for block in blocks:
+                self._cache.forget(block, fate)

@@ -16,16 +16,20 @@ that leaves a cached one in the middle of a block finds the block that begins li
 import hashlib
 import struct
 from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import NewType
+from typing import Literal, NewType
 from weakref import WeakValueDictionary
 
 BlockKey = NewType("BlockKey", bytes)
 HashFunction = Callable[[bytes], bytes]
 
 ABSENT = -1
+
+FATES_KEPT = 4096
+"""Of how many prefixes it is remembered how they left the cache: half a megabyte."""
 
 
 def sha256(content: bytes) -> bytes:
@@ -68,11 +72,31 @@ class Prefix:
         return self.tokens == tokens and (self.parent is parent or self.parent == parent)
 
 
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """How a prefix left the cache.
+
+    `why`: its block was reused (evicted) or its content was not trusted any more (distrusted), both
+    by `beneficiary`; or the cache was emptied on demand (flushed, with no beneficiary). `at_s` is
+    on the core's clock, `plan_id` the plan that was made then, or the next one.
+    """
+
+    why: Literal["evicted", "flushed", "distrusted"]
+    beneficiary: str
+    at_s: float
+    plan_id: int
+
+
 class PrefixCache:
     """Finds and publishes prefixes. It owns no block; the manager asks the pool."""
 
     def __init__(
-        self, *, block_size: int, groups: int, hash_function: HashFunction = sha256
+        self,
+        *,
+        block_size: int,
+        groups: int,
+        hash_function: HashFunction = sha256,
+        fates: int = FATES_KEPT,
     ) -> None:
         self._block_size = block_size
         self._groups = groups
@@ -80,6 +104,8 @@ class PrefixCache:
         self._nodes: WeakValueDictionary[BlockKey, Prefix] = WeakValueDictionary()
         self._by_block: dict[int, tuple[Prefix, int]] = {}
         self._children: dict[Prefix | Context, list[Prefix]] = {}
+        self._fates: OrderedDict[BlockKey, Fate] = OrderedDict()
+        self._fates_kept = fates
 
     def __len__(self) -> int:
         """How many blocks are published."""
@@ -126,6 +152,7 @@ class PrefixCache:
             return False
         node.blocks[group] = block
         self._by_block[block] = (node, group)
+        self._fates.pop(node.key, None)
         if ABSENT not in node.blocks:
             children = self._children.setdefault(node.parent, [])
             children.insert(_place(children, node.tokens), node)
@@ -147,8 +174,11 @@ class PrefixCache:
     def publishes(self, block: int) -> bool:
         return block in self._by_block
 
-    def forget(self, block: int) -> None:
-        """The content of `block` is about to be overwritten."""
+    def forget(self, block: int, fate: Fate) -> None:
+        """Let nobody find `block` any more, and remember why, for a while.
+
+        Cost     O(1); the fates that are kept decide nothing.
+        """
         node, group = self._by_block.pop(block)
         if ABSENT not in node.blocks:
             children = self._children[node.parent]
@@ -156,6 +186,17 @@ class PrefixCache:
             if not children:
                 del self._children[node.parent]
         node.blocks[group] = ABSENT
+        self._fates[node.key] = fate
+        self._fates.move_to_end(node.key)
+        if len(self._fates) > self._fates_kept:
+            self._fates.popitem(last=False)
+
+    def fate(self, key: BlockKey) -> Fate | None:
+        """How the prefix of this key left the cache last, for those who explain a miss.
+
+        None if it was never there, is there now, or left so long ago that it is not remembered.
+        """
+        return self._fates.get(key)
 
     def published(self) -> dict[int, tuple[Prefix, int]]:
         """Every published block with its node and layer group, for audits."""

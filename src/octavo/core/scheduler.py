@@ -158,6 +158,7 @@ class Scheduler:
 
     def plan(self, now: float) -> StepPlan | None:
         """Decide the next step; None when there is nothing to compute."""
+        self.manager.begin(now, self._plans)
         draft = _Draft(self._plans, Budget(self.limits.tokens))
         self._grant(draft)
         self._secure(draft)
@@ -170,6 +171,7 @@ class Scheduler:
         step = self._in_flight.popleft()
         assert step.plan is plan, f"plan {plan.id} is not the oldest in flight"
         assert result.plan_id == plan.id, f"result of plan {result.plan_id} for plan {plan.id}"
+        self.manager.begin(now, self._plans)
         outcomes = {outcome.row: outcome for outcome in result.outcomes}
         events: list[Event] = []
         for part in step.parts:

@@ -4,6 +4,7 @@ import itertools
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,10 +60,12 @@ def test_all_defaults() -> None:
         ({"max_num_batched_tokens": 9999}, {"sequences": DEFAULT_NUM_SEQS, "tokens": 9999}),
         ({"kv_cache_memory": 2 * 16 * 23_040}, {"sequences": 2, "watermark_blocks": 0}),
         ({"max_queued_requests": 5}, {"waiting": 5}),
+        ({}, {"admission": "full"}),
+        ({"admission": "chunked"}, {"admission": "chunked"}),
         ({"kv_cache_memory": 1000 * 16 * 23_040, "watermark": 0.1}, {"watermark_blocks": 100}),
     ],
 )
-def test_limits(asked: dict[str, int], expected: dict[str, int]) -> None:
+def test_limits(asked: dict[str, Any], expected: dict[str, Any]) -> None:
     limits = resolve(EngineConfig(**asked), MODEL, MACHINE).limits
     assert {name: getattr(limits, name) for name in expected} == expected
 

@@ -51,6 +51,7 @@ def _setting(
     return field(default=default, metadata={"rule": rule, "help": help})
 
 
+AdmissionRule = Literal["full", "chunked"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -106,6 +107,13 @@ class EngineConfig:
         "share of the KV blocks that admission leaves free for running sequences to grow",
         low=0.0,
         high=0.5,
+    )
+    admission: AdmissionRule = _setting(
+        "full",
+        "text",
+        "what has KV blocks reserved when a request starts: all of its tokens (full) or the first"
+        " chunk (chunked)",
+        choices=get_args(AdmissionRule),
     )
     enable_prefix_caching: bool = _setting(
         True, "switch", "share the KV of equal prompt beginnings between requests"

@@ -116,6 +116,7 @@ def resolve(config: EngineConfig, model: ModelFacts, machine: MachineFacts) -> R
             tokens=tokens,
             waiting=config.max_queued_requests,
             watermark_blocks=int(config.watermark * blocks),
+            admission=config.admission,
         ),
         enable_prefix_caching=config.enable_prefix_caching,
         threads=config.threads or machine.cores,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from octavo.core.block_manager import BlockManager
-from octavo.core.budget import Limits
+from octavo.core.budget import AdmissionRule, Limits
 from octavo.core.events import Decision, Event, Finished, Preempted, Refused, Token
 from octavo.core.invariants import check, check_writes
 from octavo.core.plan import StepPlan
@@ -31,6 +31,7 @@ class Setup:
     tokens: int = 64
     watermark_blocks: int = 1
     waiting: int | None = None
+    admission: AdmissionRule = "full"
     depth: int = 1
     cached: bool = True
     hash_function: HashFunction = sha256
@@ -52,6 +53,7 @@ class Setup:
             tokens=self.tokens,
             watermark_blocks=self.watermark_blocks,
             waiting=self.waiting,
+            admission=self.admission,
         )
 
     def oracle(self) -> OracleRunner:
@@ -72,6 +74,7 @@ def random_setup(random: Random) -> Setup:
         sequences=random.randint(1, 6),
         tokens=random.randint(1, 20),
         watermark_blocks=random.randint(0, 2),
+        admission=random.choice(["full", "chunked"]),
         depth=random.randint(1, 3),
         cached=random.random() < 0.8,
         hash_function=random.choice([sha256, sha256, constant_hash]),

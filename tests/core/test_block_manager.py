@@ -23,6 +23,10 @@ def manager_of(blocks: int, size: int = 4, groups: int = 1) -> BlockManager:
     return BlockManager(blocks=blocks, block_size=size, groups=groups, cache=cache)
 
 
+ALL = {"chunk": 999, "upto": 0}
+"""Room for every position a sequence has."""
+
+
 def sequence_of(
     manager: BlockManager, *tokens: int, salt: str = "", use_cache: bool = True
 ) -> Sequence:
@@ -37,7 +41,7 @@ def sequence_of(
 
 
 def admitted(manager: BlockManager, sequence: Sequence, headroom: int = 0) -> Admission:
-    admission = manager.admit(sequence, 0, headroom=headroom)
+    admission = manager.admit(sequence, 0, **ALL, headroom=headroom)
     assert isinstance(admission, Admission)
     sequence.admit(row=0, cached=admission.cached_tokens, now=0.0)
     return admission
@@ -61,8 +65,8 @@ def test_nothing_changes_when_blocks_are_short() -> None:
     warm(manager, *range(8))
     before = (manager.pool.states(), manager.pool.available)
     sequence = sequence_of(manager, *range(8), 20, 21, 22, 23, 24, 25, 26, 27, 28)
-    assert manager.admit(sequence, 0, headroom=0) == Shortage(1)
-    assert manager.missing(sequence, headroom=2) == 3
+    assert manager.admit(sequence, 0, **ALL, headroom=0) == Shortage(1)
+    assert manager.missing(sequence, **ALL, headroom=2) == 3
     assert (manager.pool.states(), manager.pool.available) == before
     assert not sequence.tables[0].blocks
 
@@ -70,7 +74,7 @@ def test_nothing_changes_when_blocks_are_short() -> None:
 def test_headroom_counts_what_stays_available() -> None:
     manager = manager_of(4)
     sequence = sequence_of(manager, *range(8))
-    assert manager.admit(sequence, 0, headroom=3) == Shortage(1)
+    assert manager.admit(sequence, 0, **ALL, headroom=3) == Shortage(1)
     assert admitted(manager, sequence, headroom=2).blocks_allocated == 2
 
 
@@ -78,7 +82,7 @@ def test_a_hit_on_a_cached_block_takes_it_from_what_is_available() -> None:
     manager = manager_of(3)
     warm(manager, *range(8))
     sequence = sequence_of(manager, *range(8), 9)
-    assert manager.admit(sequence, 0, headroom=1) == Shortage(1)
+    assert manager.admit(sequence, 0, **ALL, headroom=1) == Shortage(1)
     admission = admitted(manager, sequence)
     assert (admission.cached_tokens, admission.blocks_found) == (8, 2)
     assert admission.evicted == ()
@@ -138,7 +142,7 @@ def test_the_tail_of_a_prefix_is_evicted_before_its_head_in_every_group() -> Non
     warm(manager, *range(16))
     other = sequence_of(manager, *range(100, 104))
     admitted(manager, other)
-    assert manager.missing(sequence_of(manager, *range(13)), headroom=0) == 2
+    assert manager.missing(sequence_of(manager, *range(13)), **ALL, headroom=0) == 2
     manager.release(other)
     assert admitted(manager, sequence_of(manager, *range(13))).cached_tokens == 12
 
@@ -152,12 +156,12 @@ def test_missing_knows_what_leaving_sequences_would_give_back() -> None:
     for sequence in (first, second):
         admitted(manager, sequence)
     stranger = sequence_of(manager, *range(50, 74))
-    assert manager.missing(stranger, headroom=0) == 4
-    assert manager.missing(stranger, headroom=0, leaving=[first]) == 3
-    assert manager.missing(stranger, headroom=0, leaving=[first, second]) == 0
+    assert manager.missing(stranger, **ALL, headroom=0) == 4
+    assert manager.missing(stranger, **ALL, headroom=0, leaving=[first]) == 3
+    assert manager.missing(stranger, **ALL, headroom=0, leaving=[first, second]) == 0
     heir = sequence_of(manager, *range(8), *range(50, 66))
-    assert manager.missing(heir, headroom=0, leaving=[first, second]) == 0
-    assert manager.missing(heir, headroom=1, leaving=[first, second]) == 1
+    assert manager.missing(heir, **ALL, headroom=0, leaving=[first, second]) == 0
+    assert manager.missing(heir, **ALL, headroom=1, leaving=[first, second]) == 1
 
 
 def test_reserve_says_only_what_changed() -> None:
@@ -258,8 +262,8 @@ def test_releasing_a_branch_gives_back_only_what_it_alone_owns() -> None:
         assert isinstance(manager.reserve(beam, 17), Reservation)
     assert manager.pool.owned == 4 + 3
     stranger = sequence_of(manager, *range(80, 96))
-    assert manager.missing(stranger, headroom=0, leaving=beams[1:]) == 0
-    assert manager.missing(stranger, headroom=1, leaving=beams[1:]) == 1
+    assert manager.missing(stranger, **ALL, headroom=0, leaving=beams[1:]) == 0
+    assert manager.missing(stranger, **ALL, headroom=1, leaving=beams[1:]) == 1
     assert [manager.release(beam) for beam in (trunk, *beams[1:])] == [1, 1, 5]
 
 
@@ -285,13 +289,25 @@ class ManagerMachine(RuleBasedStateMachine):
         salt=st.sampled_from(["", "other"]),
         use_cache=st.booleans(),
         headroom=st.integers(0, 3),
+        chunk=st.integers(1, 12),
+        whole=st.booleans(),
     )
-    def admit(self, head: int, tail: list[int], salt: str, use_cache: bool, headroom: int) -> None:
+    def admit(
+        self,
+        head: int,
+        tail: list[int],
+        salt: str,
+        use_cache: bool,
+        headroom: int,
+        chunk: int,
+        whole: bool,
+    ) -> None:
         tokens = (*range(1, head + 1), *tail)
+        room = {"chunk": chunk, "upto": len(tokens) if whole else 0}
         sequence = sequence_of(self.manager, *tokens, salt=salt, use_cache=use_cache)
-        missing = self.manager.missing(sequence, headroom=headroom)
+        missing = self.manager.missing(sequence, **room, headroom=headroom)
         row = next(self.rows)
-        admission = self.manager.admit(sequence, row, headroom=headroom)
+        admission = self.manager.admit(sequence, row, **room, headroom=headroom)
         if isinstance(admission, Shortage):
             assert admission.blocks == missing > 0
             return
@@ -301,7 +317,8 @@ class ManagerMachine(RuleBasedStateMachine):
         sequence.admit(row=row, cached=admission.cached_tokens, now=0.0)
         self.running.append(sequence)
         self.copy(admission)
-        self.covers(sequence, len(tokens))
+        first = min(len(tokens), admission.cached_tokens + room["chunk"])
+        self.covers(sequence, max(first, room["upto"]))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), share=st.floats(0.1, 1))

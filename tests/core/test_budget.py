@@ -22,3 +22,8 @@ def test_limits_under_which_nothing_could_run_are_refused(wrong: dict[str, int])
     with pytest.raises(ConfigError, match=r"is -?\d: it must be at least") as caught:
         Limits(**{"sequences": 4, "tokens": 16, **wrong})
     assert caught.value.param == next(iter(wrong))
+
+
+def test_an_unknown_rule_of_admission_is_refused() -> None:
+    with pytest.raises(ConfigError, match="admission is 'some': it must be one of full, chunked"):
+        Limits(sequences=4, tokens=16, admission="some")  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ import pytest
 from tests.core.serving import DRAWN, Serving, Setup
 
 from octavo.core.block_manager import BlockManager
+from octavo.core.budget import AdmissionRule
 from octavo.core.events import Admitted, Deferred, Finished, Preempted, Refused
 from octavo.core.invariants import check
 from octavo.core.plan import RowFailed, Span, StepResult
@@ -300,7 +301,10 @@ def test_B050_more_branches_than_fit_run_in_turn(
 # --- preemption
 
 
-def test_B030_a_preempted_request_returns_only_when_all_of_it_fits(random: Random) -> None:
+@pytest.mark.parametrize("admission", ["full", "chunked"])
+def test_B030_a_preempted_request_returns_only_when_all_of_it_fits(
+    random: Random, admission: AdmissionRule
+) -> None:
     """B030: let in because its first chunk fitted, thrown out in the next step, again and again."""
     for watermark in (0, 1, 3):
         serving = Serving(
@@ -309,6 +313,7 @@ def test_B030_a_preempted_request_returns_only_when_all_of_it_fits(random: Rando
                 block_size=4,
                 tokens=12,
                 watermark_blocks=watermark,
+                admission=admission,
                 cached=False,
             )
         )
@@ -320,12 +325,22 @@ def test_B030_a_preempted_request_returns_only_when_all_of_it_fits(random: Rando
         assert finished(serving, "victim").receipt.preemptions <= 2
         useful = (28 + 50 - 1) + (40 + 8 - 1)
         assert serving.scheduler.counters.tokens_computed <= 2 * useful
+        for again in serving.of(Admitted, "victim"):
+            assert isinstance(again, Admitted)
+            assert again.blocks_allocated >= 10 or not again.resumed
 
 
-def test_B030_thrashing_is_bounded_among_many(random: Random) -> None:
+@pytest.mark.parametrize("admission", ["full", "chunked"])
+def test_B030_thrashing_is_bounded_among_many(random: Random, admission: AdmissionRule) -> None:
     """B030: the same with twelve that all grow: tokens computed ≤ 2 × useful in sum."""
     for watermark in (0, 1, 2):
-        setup = Setup(blocks=24, block_size=4, watermark_blocks=watermark, cached=False)
+        setup = Setup(
+            blocks=24,
+            block_size=4,
+            watermark_blocks=watermark,
+            admission=admission,
+            cached=False,
+        )
         serving = Serving(setup)
         requests = [request(str(n), prompt(random, random.randint(2, 12)), 36) for n in range(12)]
         serving.submit(*requests)

@@ -1,12 +1,13 @@
 """Decisions of the scheduler, one by one, and the traces of the seed documents."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
 from tests.core.serving import Serving, Setup, constant_hash
 
 from octavo.core.block_manager import BlockManager
-from octavo.core.budget import Limits
+from octavo.core.budget import AdmissionRule, Limits
 from octavo.core.events import Admitted, Chunked, Deferred, Evicted, Finished, Preempted, Refused
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler
@@ -184,6 +185,38 @@ def test_a_request_short_of_blocks_waits_and_nobody_overtakes_it(random: Random)
     serving.finish()
     order = [decision.request_id for decision in serving.of(Admitted)]
     assert order == ["a", "big", "small"]
+
+
+@pytest.mark.parametrize(("admission", "held"), [("full", 10), ("chunked", 2)])
+def test_admission_reserves_for_the_whole_prompt_or_for_its_first_chunk(
+    random: Random, admission: AdmissionRule, held: int
+) -> None:
+    serving = Serving(Setup(blocks=20, block_size=4, tokens=8, admission=admission))
+    serving.submit(request("long", prompt(random, 40), 4))
+    serving.step()
+    assert blocks_held(serving, "long") == held
+    (admitted,) = serving.of(Admitted, "long")
+    assert isinstance(admitted, Admitted)
+    assert admitted.blocks_allocated == held
+    serving.finish()
+
+
+def test_chunk_wise_admission_lets_two_long_prompts_begin(random: Random) -> None:
+    """Which of them ends up with the blocks is decided as they grow. The rule holds from the next
+    plan on."""
+    serving = Serving(Setup(blocks=14, block_size=4, tokens=8, cached=False))
+    serving.submit(request("first", prompt(random, 40), 4))
+    for _ in range(4):
+        serving.step()
+    serving.submit(request("second", prompt(random, 40), 4))
+    serving.step()
+    assert serving.of(Deferred, "second")
+    assert not serving.of(Admitted, "second")
+    scheduler = serving.scheduler
+    scheduler.limits = replace(scheduler.limits, admission="chunked")
+    serving.step()
+    assert serving.of(Admitted, "second")
+    serving.finish()
 
 
 def test_a_long_prompt_is_chunked_beside_decodes(random: Random) -> None:

@@ -30,6 +30,7 @@ SETUPS = st.builds(
     sequences=st.integers(1, 5),
     tokens=st.integers(1, 16),
     watermark_blocks=st.integers(0, 2),
+    admission=st.sampled_from(["full", "chunked"]),
     depth=st.integers(1, 3),
     cached=st.booleans(),
     hash_function=st.sampled_from([sha256, constant_hash]),

@@ -28,7 +28,7 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Blocks for a whole sequence: the first `cached_tokens` positions hold their KV already.
+    """Blocks for a sequence to start: the first `cached_tokens` positions hold their KV already.
 
     `blocks_found` are shared whole, those allocated are new, a copy among them. `parent` is whose
     blocks were found, None for those of the prefix cache.
@@ -92,19 +92,28 @@ class BlockManager:
         return self.groups * ceil_div(max(positions, self._slab_tokens), self.block_size)
 
     def admit(
-        self, sequence: Sequence, row: int, *, headroom: int, parent: Sequence | None = None
+        self,
+        sequence: Sequence,
+        row: int,
+        *,
+        chunk: int,
+        upto: int,
+        headroom: int,
+        parent: Sequence | None = None,
     ) -> Admission | Shortage:
-        """Cover every position the sequence has now, sharing what the prefix cache or `parent` has.
+        """Cover what the sequence needs to start, sharing what the prefix cache or `parent` has.
 
+        That is the `chunk` positions after those found, as far as the sequence goes, and all
+        positions below `upto`.
         Returns  Shortage if fewer than `headroom` blocks would stay available. Nothing has changed.
         Keeps    at least one position is left to compute; a shared block is never written to.
         """
-        found, short = self._fit(sequence, headroom, frozenset(), parent)
+        found, short = self._fit(sequence, chunk, upto, headroom, frozenset(), parent)
         if short:
             return Shortage(short)
         self._share(sequence, found)
-        reserved = max(len(sequence.tokens), self._slab_tokens)
-        reservation = self._cover(sequence, row, found.tokens, reserved)
+        reach = self._reach(sequence, found, chunk, upto)
+        reservation = self._cover(sequence, row, found.tokens, reach)
         assert isinstance(reservation, Reservation), "counted before"
         whole = found.tokens // self.block_size
         return Admission(
@@ -121,12 +130,14 @@ class BlockManager:
         self,
         sequence: Sequence,
         *,
+        chunk: int,
+        upto: int,
         headroom: int,
         leaving: Collection[Sequence] = (),
         parent: Sequence | None = None,
     ) -> int:
         """How many blocks `admit` would be short of, had the `leaving` released theirs."""
-        _, short = self._fit(sequence, headroom, self._freed(leaving), parent)
+        _, short = self._fit(sequence, chunk, upto, headroom, self._freed(leaving), parent)
         return short
 
     def fork(
@@ -145,6 +156,8 @@ class BlockManager:
     def _fit(
         self,
         sequence: Sequence,
+        chunk: int,
+        upto: int,
         headroom: int,
         freed: Collection[int],
         parent: Sequence | None,
@@ -152,14 +165,20 @@ class BlockManager:
         """(what to share, blocks missing), were the `freed` available too."""
         found = self._find(sequence)
         if parent is not None:
-            upto = min(parent.computed, sequence.common)
-            found = max(found, self._held(parent, upto), key=lambda one: one.tokens)
-        short = self._shortage(sequence, found, headroom, freed)
+            shared = min(parent.computed, sequence.common)
+            found = max(found, self._held(parent, shared), key=lambda one: one.tokens)
+        short = self._shortage(found, self._reach(sequence, found, chunk, upto), headroom, freed)
         rest = found.tokens % self.block_size
         if short and rest:  # the copy may need one block more than computing that block again
             found = replace(found, entries=found.entries[:-1], tokens=found.tokens - rest)
-            short = self._shortage(sequence, found, headroom, freed)
+            reach = self._reach(sequence, found, chunk, upto)
+            short = self._shortage(found, reach, headroom, freed)
         return found, short
+
+    def _reach(self, sequence: Sequence, found: _Found, chunk: int, upto: int) -> int:
+        """Below which position an admission with these hits covers all."""
+        first = min(found.tokens + chunk, len(sequence.tokens))
+        return max(first, upto, self._slab_tokens)
 
     def _find(self, sequence: Sequence) -> _Found:
         """What the prefix cache holds, to the token. The last position is left to compute."""
@@ -184,12 +203,10 @@ class BlockManager:
         entries = zip(*(table.blocks[:count] for table in parent.tables), strict=True)
         return _Found(tuple(entries), upto, parent)
 
-    def _shortage(
-        self, sequence: Sequence, found: _Found, headroom: int, freed: Collection[int]
-    ) -> int:
-        """How many blocks are missing to admit with these hits; 0 if none."""
+    def _shortage(self, found: _Found, reach: int, headroom: int, freed: Collection[int]) -> int:
+        """How many blocks are missing to cover `reach` positions with these hits; 0 if none."""
         whole = found.tokens // self.block_size
-        needed = self.blocks_for(len(sequence.tokens)) - self.groups * whole
+        needed = self.groups * (ceil_div(reach, self.block_size) - whole)
         revived = sum(
             self.pool.is_cached(block) or block in freed
             for block in chain.from_iterable(found.entries)

@@ -1,8 +1,13 @@
 """What one step may spend, and what the whole engine may hold."""
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from octavo.errors import ConfigError
+
+AdmissionRule = Literal["full", "chunked"]
+"""For what blocks are reserved when a sequence is admitted: for all positions that it has then, or
+for its first chunk only, the rest as it goes on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +24,7 @@ class Limits:
     tokens: int
     waiting: int | None = None
     watermark_blocks: int = 1
+    admission: AdmissionRule = "full"
 
     def __post_init__(self) -> None:
         least_of = {"sequences": 1, "tokens": 1, "waiting": 1, "watermark_blocks": 0}
@@ -26,6 +32,12 @@ class Limits:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"{name} is {value}: it must be at least {least}", param=name)
+        rules = get_args(AdmissionRule)
+        if self.admission not in rules:
+            raise ConfigError(
+                f"admission is {self.admission!r}: it must be one of {', '.join(rules)}",
+                param="admission",
+            )
 
 
 class Budget:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from operator import attrgetter
 
+from octavo.core.budget import AdmissionRule
 from octavo.core.sequence import Sequence
 
 
@@ -45,6 +46,16 @@ def crowds(siblings: int, running: int) -> bool:
     many answers neither waits once for each, nor stands in the way of those that came after it.
     """
     return 2 * siblings >= running
+
+
+def reserved(sequence: Sequence, admission: AdmissionRule) -> int:
+    """Below which position blocks are reserved when `sequence` is admitted, whatever its chunk.
+
+    Chunk-wise admission reserves no more than the first chunk needs. Who was preempted once has
+    all reserved: or it would be let in because that fits, and thrown out in the next step, again
+    and again.
+    """
+    return len(sequence.tokens) if admission == "full" or sequence.preemptions else 0
 
 
 def headroom(sequence: Sequence, *, watermark: int, alone: bool, blocks: int) -> int:

@@ -299,40 +299,48 @@ class Scheduler:
             return Deferred(sequence.id, "in_flight", sequence.promised)
         if draft.budget.left == 0:
             return Deferred(sequence.id, "tokens", sequence.demand)
-        victims = self._victims(sequence)
+        chunk = draft.budget.left
+        victims = self._victims(sequence, chunk)
         if victims is None:
-            return self._short_of_room(sequence)
+            return self._short_of_room(sequence, chunk)
         for victim in victims:
             self._preempt(victim, sequence, draft)
         admission = self.manager.admit(
             sequence,
             self._rows[-1],
+            chunk=chunk,
+            upto=policy.reserved(sequence, self.limits.admission),
             headroom=self._headroom(sequence, ()),
             parent=self._parent_of(sequence),
         )
         assert not isinstance(admission, Shortage), "counted before"
-        self._start(sequence, admission, draft, now)
+        self._start(sequence, admission, chunk, draft, now)
         return None
 
-    def _victims(self, sequence: Sequence) -> list[Sequence] | None:
+    def _victims(self, sequence: Sequence, chunk: int) -> list[Sequence] | None:
         """Who must yield a row or blocks for `sequence` to start; None if that would not do."""
         lower = policy.yielding_to(sequence, self._running)
         for count in range(len(lower) + 1):
             victims = lower[:count]
-            if (self._rows or victims) and not self._missing(sequence, victims):
+            if (self._rows or victims) and not self._missing(sequence, chunk, victims):
                 return victims
         return None
 
-    def _short_of_room(self, sequence: Sequence) -> Deferred:
-        missing = self._missing(sequence, ())
+    def _short_of_room(self, sequence: Sequence, chunk: int) -> Deferred:
+        missing = self._missing(sequence, chunk, ())
         if missing:
             return Deferred(sequence.id, "blocks", missing)
         return Deferred(sequence.id, "rows", 1)
 
-    def _missing(self, sequence: Sequence, leaving: Items[Sequence]) -> int:
-        headroom = self._headroom(sequence, leaving)
-        parent = self._parent_of(sequence)
-        return self.manager.missing(sequence, headroom=headroom, leaving=leaving, parent=parent)
+    def _missing(self, sequence: Sequence, chunk: int, leaving: Items[Sequence]) -> int:
+        return self.manager.missing(
+            sequence,
+            chunk=chunk,
+            upto=policy.reserved(sequence, self.limits.admission),
+            headroom=self._headroom(sequence, leaving),
+            leaving=leaving,
+            parent=self._parent_of(sequence),
+        )
 
     def _parent_of(self, sequence: Sequence) -> Sequence | None:
         return self._by_id[sequence.request.id].parent_of(sequence)
@@ -345,7 +353,9 @@ class Scheduler:
             blocks=self.manager.pool.total,
         )
 
-    def _start(self, sequence: Sequence, admission: Admission, draft: _Draft, now: float) -> None:
+    def _start(
+        self, sequence: Sequence, admission: Admission, chunk: int, draft: _Draft, now: float
+    ) -> None:
         resumed = sequence.preemptions > 0
         self._waiting.remove(sequence)
         self._running.append(sequence)
@@ -369,7 +379,7 @@ class Scheduler:
             self.counters.prefix_tokens_queried += sequence.length
             self.counters.prefix_tokens_hit += admission.cached_tokens
         demand = sequence.demand
-        draft.grants[sequence] = granted = draft.budget.grant(demand)
+        draft.grants[sequence] = granted = draft.budget.grant(min(demand, chunk))
         if granted < demand:
             draft.decisions.append(Chunked(sequence.id, granted, demand))
         self._queue_next(self._by_id[sequence.request.id])

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.core.block_table import BlockTable
+from octavo.core.block_table import ABSENT, BlockTable
 
 
 def test_a_prompt_of_300_tokens_takes_19_blocks_of_16() -> None:
@@ -37,3 +37,11 @@ def test_clear_returns_every_block_once() -> None:
     assert table.clear() == (7, 9)
     assert table.clear() == ()
     assert len(table) == 0
+
+
+def test_only_entries_that_hold_a_block_are_live() -> None:
+    table = BlockTable(4)
+    table.grow((7, ABSENT, 9))
+    assert list(table.live()) == [(0, 7), (2, 9)]
+    assert table.replace(0, ABSENT) == 7
+    assert list(table.live()) == [(2, 9)]

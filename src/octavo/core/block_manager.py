@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from octavo.core.block_pool import BlockPool, Shortage
-from octavo.core.block_table import BlockTable
+from octavo.core.block_table import ABSENT, BlockTable
 from octavo.core.plan import BlockCopy, TableWrite
-from octavo.core.prefix_cache import ABSENT, Fate, PrefixCache
+from octavo.core.prefix_cache import Fate, PrefixCache
 from octavo.core.sequence import Sequence
 from octavo.units import ceil_div
 
@@ -216,7 +216,7 @@ class BlockManager:
     def _freed(self, leaving: Iterable[Sequence]) -> frozenset[int]:
         """The blocks that nobody but the `leaving` owns."""
         held = Counter(
-            block for sequence in leaving for table in sequence.tables for block in table.blocks
+            block for sequence in leaving for table in sequence.tables for _, block in table.live()
         )
         return frozenset(
             block for block, owners in held.items() if owners == self.pool.references(block)

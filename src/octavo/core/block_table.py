@@ -1,10 +1,15 @@
 """BlockTable: which physical block holds each run of `block_size` positions of one sequence."""
 
+from collections.abc import Iterator
+
 from octavo.units import ceil_div
+
+ABSENT = -1
 
 
 class BlockTable:
-    """Entry i is the block of positions [i · block_size, (i + 1) · block_size).
+    """Entry i is the block of positions [i · block_size, (i + 1) · block_size), or ABSENT when
+    no position still to compute can see those.
 
     Keeps  it is as long as the positions it has been asked to cover need, and no longer.
     """
@@ -24,6 +29,10 @@ class BlockTable:
     @property
     def blocks(self) -> tuple[int, ...]:
         return tuple(self._blocks)
+
+    def live(self) -> Iterator[tuple[int, int]]:
+        """(index, block) of each entry that holds a block."""
+        return ((index, block) for index, block in enumerate(self._blocks) if block != ABSENT)
 
     def covers(self, upto: int) -> bool:
         return upto <= len(self._blocks) * self._block_size

@@ -2,8 +2,8 @@
 
 from collections import Counter
 
+from octavo.core.block_table import ABSENT
 from octavo.core.plan import StepPlan
-from octavo.core.prefix_cache import ABSENT
 from octavo.core.scheduler import Scheduler
 from octavo.core.sequence import NO_ROW, State
 from octavo.units import ceil_div
@@ -39,7 +39,7 @@ def _check_blocks(scheduler: Scheduler) -> None:
         block
         for sequence in scheduler.running
         for table in sequence.tables
-        for block in table.blocks
+        for _, block in table.live()
     )
     owned = set(held)
     parts = (free, cached, fenced, owned)

@@ -23,10 +23,10 @@ from operator import attrgetter
 from typing import Literal, NewType
 from weakref import WeakValueDictionary
 
+from octavo.core.block_table import ABSENT
+
 BlockKey = NewType("BlockKey", bytes)
 HashFunction = Callable[[bytes], bytes]
-
-ABSENT = -1
 
 FATES_KEPT = 4096
 """Of how many prefixes it is remembered how they left the cache: half a megabyte."""

@@ -6,7 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from octavo.config import DEFAULTS, RULES, EngineConfig, flag_of, load_config, parse_size
+from octavo.config import (
+    DEFAULTS,
+    RULES,
+    EngineConfig,
+    flag_of,
+    load_config,
+    parse_duration,
+    parse_size,
+)
 from octavo.errors import ConfigError
 
 
@@ -46,7 +54,7 @@ def test_every_setting_is_read_from_every_source(
 ) -> None:
     rule = RULES[name]
     if rule.choices:
-        value: object = rule.choices[-1]
+        value: object = next(c for c in reversed(rule.choices) if c != DEFAULTS[name])
     elif rule.kind == "text":
         value = f"v{rng.integers(10**6)}"
     elif rule.kind == "switch":
@@ -81,6 +89,21 @@ def test_every_setting_is_read_from_every_source(
 def test_sizes(text: str, size: int) -> None:
     assert parse_size(text) == size
     assert load_config({"kv_cache_memory": text})[0].kv_cache_memory == size
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("0", 0.0), ("2s", 2.0), ("1.5", 1.5), ("100 ms", 0.1), ("7m", 420.0), ("2 H", 7200.0)],
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+    assert load_config({"aging": text})[0].aging == seconds
+
+
+@pytest.mark.parametrize("text", ["", "s", "-1s", "2 apples", "1e3", "nan", "inf"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(ConfigError, match="--aging: expected a duration such as 2s"):
+        load_config({"aging": text})
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1", "2 apples", "1e3", "0x10", "nan", "9" * 400])

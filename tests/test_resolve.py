@@ -62,6 +62,9 @@ def test_all_defaults() -> None:
         ({"max_queued_requests": 5}, {"waiting": 5}),
         ({}, {"admission": "full"}),
         ({"admission": "chunked"}, {"admission": "chunked"}),
+        ({"max_queued_tokens": 5}, {"waiting_tokens": 5}),
+        ({}, {"policy": "priority", "aging_s": 300}),
+        ({"policy": "fcfs", "aging": 0.5}, {"policy": "fcfs", "aging_s": 0.5}),
         ({"kv_cache_memory": 1000 * 16 * 23_040, "watermark": 0.1}, {"watermark_blocks": 100}),
     ],
 )

@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 from octavo.errors import ConfigError
 from octavo.units import GIB, KIB, MIB
 
-Kind = Literal["text", "whole", "share", "size", "switch"]
+Kind = Literal["text", "whole", "share", "size", "duration", "switch"]
 Sources = Mapping[str, str]
 """For each setting where its value came from: `flag --port`, `default`, …"""
 
@@ -52,6 +52,7 @@ def _setting(
 
 
 AdmissionRule = Literal["full", "chunked"]
+Policy = Literal["fcfs", "priority"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -86,7 +87,26 @@ class EngineConfig:
         None, "whole", "most tokens computed in one step", low=1, high=1 << 20
     )
     max_queued_requests: int | None = _setting(
-        None, "whole", "most requests that wait; more are turned away (default: no limit)", low=1
+        None, "whole", "most answers that wait; more are turned away (default: no limit)", low=1
+    )
+    max_queued_tokens: int | None = _setting(
+        None,
+        "whole",
+        "most prompt tokens that wait; requests beyond are turned away (default: no limit)",
+        low=1,
+    )
+    policy: Policy = _setting(
+        "priority",
+        "text",
+        "who goes first: by arrival (fcfs), or by priority and then arrival (priority)",
+        choices=get_args(Policy),
+    )
+    aging: float = _setting(
+        300.0,
+        "duration",
+        "a request that waits climbs one priority class for each such time, as 5m; 0: never",
+        low=0.0,
+        high=1e6,
     )
     block_size: int = _setting(
         16, "whole", "tokens in one KV block", choices=(16, 32, 64, 128), low=16
@@ -207,6 +227,24 @@ _SIZE_UNITS = {
     "tb": 10**12,
 }
 
+
+def parse_duration(text: str) -> float:
+    """Seconds from text such as 100ms, 2s, 5m, 1h or 1.5; a number alone is in seconds.
+
+    >>> parse_duration("100 ms")
+    0.1
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
+    unit = _DURATION_UNITS.get(match[2]) if match else None
+    if match is None or unit is None:
+        raise ValueError("expected a duration such as 2s")
+    times, divisor = unit
+    return float(match[1]) * times / divisor
+
+
+# Times and divided by, so that 100 ms is the float nearest to 0.1.
+_DURATION_UNITS = {"": (1, 1), "s": (1, 1), "ms": (1, 1000), "m": (60, 1), "h": (3600, 1)}
+
 Layer = dict[str, tuple[object, str]]
 
 
@@ -270,6 +308,8 @@ def _read(value: object, rule: Rule, source: str) -> object:
             return float(value)
         if rule.kind == "size":
             return parse_size(value)
+        if rule.kind == "duration":
+            return parse_duration(value)
         return _SWITCH[value.strip().lower()]
     except (ValueError, KeyError, OverflowError) as error:
         raise ConfigError(f"{source}: expected {_EXPECTED[rule.kind]}, got {value!r}") from error
@@ -284,6 +324,7 @@ _EXPECTED: Mapping[Kind, str] = {
     "whole": "a whole number",
     "share": "a number",
     "size": "a size such as 2GiB",
+    "duration": "a duration such as 2s",
     "switch": "true or false",
 }
 _TYPES: Mapping[Kind, tuple[type, ...]] = {
@@ -291,6 +332,7 @@ _TYPES: Mapping[Kind, tuple[type, ...]] = {
     "whole": (int,),
     "share": (int, float),
     "size": (int,),
+    "duration": (int, float),
     "switch": (bool,),
 }
 

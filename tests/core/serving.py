@@ -3,9 +3,10 @@
 from collections import deque
 from dataclasses import dataclass, field
 from random import Random
+from typing import get_args
 
 from octavo.core.block_manager import BlockManager
-from octavo.core.budget import AdmissionRule, Limits
+from octavo.core.budget import AdmissionRule, Limits, Policy
 from octavo.core.events import Decision, Event, Finished, Preempted, Refused, Token
 from octavo.core.invariants import check, check_writes
 from octavo.core.plan import StepPlan
@@ -31,6 +32,9 @@ class Setup:
     tokens: int = 64
     watermark_blocks: int = 1
     waiting: int | None = None
+    waiting_tokens: int | None = None
+    policy: Policy = "priority"
+    aging_s: float | None = None
     admission: AdmissionRule = "full"
     depth: int = 1
     cached: bool = True
@@ -53,6 +57,9 @@ class Setup:
             tokens=self.tokens,
             watermark_blocks=self.watermark_blocks,
             waiting=self.waiting,
+            waiting_tokens=self.waiting_tokens,
+            policy=self.policy,
+            aging_s=self.aging_s,
             admission=self.admission,
         )
 
@@ -75,6 +82,8 @@ def random_setup(random: Random) -> Setup:
         tokens=random.randint(1, 20),
         watermark_blocks=random.randint(0, 2),
         admission=random.choice(["full", "chunked"]),
+        policy=random.choice(get_args(Policy)),
+        aging_s=random.choice([None, None, 1.0, 20.0]),
         depth=random.randint(1, 3),
         cached=random.random() < 0.8,
         hash_function=random.choice([sha256, sha256, constant_hash]),
@@ -100,6 +109,7 @@ def random_request(random: Random, name: str) -> Request:
         salt=random.choice(["", "", "other"]),
         use_cache=random.random() < 0.9,
         branches=random.choice([1, 1, 1, 2, 3, 7]),
+        tenant=random.choice(["", "", "a", "b"]),
         sampling=random.choice([Sampling(), DRAWN, Sampling(temperature=1.0, branch=2)]),
     )
 

@@ -16,7 +16,15 @@ def test_a_grant_is_what_is_asked_or_what_is_left() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"sequences": 0}, {"tokens": 0}, {"tokens": -5}, {"waiting": 0}, {"watermark_blocks": -1}],
+    [
+        {"sequences": 0},
+        {"tokens": 0},
+        {"tokens": -5},
+        {"waiting": 0},
+        {"watermark_blocks": -1},
+        {"waiting_tokens": 0},
+        {"aging_s": -1},
+    ],
 )
 def test_limits_under_which_nothing_could_run_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=r"is -?\d: it must be at least") as caught:
@@ -27,3 +35,8 @@ def test_limits_under_which_nothing_could_run_are_refused(wrong: dict[str, int])
 def test_an_unknown_rule_of_admission_is_refused() -> None:
     with pytest.raises(ConfigError, match="admission is 'some': it must be one of full, chunked"):
         Limits(sequences=4, tokens=16, admission="some")  # type: ignore[arg-type]
+
+
+def test_an_unknown_policy_is_refused() -> None:
+    with pytest.raises(ConfigError, match="policy is 'mine': it must be one of fcfs, priority"):
+        Limits(sequences=4, tokens=16, policy="mine")  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 import os
 from dataclasses import replace
 from random import Random
+from typing import get_args
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from tests.core.serving import (
     random_setup,
 )
 
+from octavo.core.budget import Policy
 from octavo.core.prefix_cache import sha256
 from octavo.core.request import Request, Sampling
 from octavo.simulate.oracle import answer_alone
@@ -30,6 +32,8 @@ SETUPS = st.builds(
     sequences=st.integers(1, 5),
     tokens=st.integers(1, 16),
     watermark_blocks=st.integers(0, 2),
+    policy=st.sampled_from(get_args(Policy)),
+    aging_s=st.sampled_from([None, 1.0, 20.0]),
     admission=st.sampled_from(["full", "chunked"]),
     depth=st.integers(1, 3),
     cached=st.booleans(),
@@ -52,6 +56,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         min_tokens=st.integers(0, 3),
         stops=st.frozensets(st.integers(0, 96), max_size=2),
         priority=st.sampled_from([0, 0, -1, 1]),
+        tenant=st.sampled_from(["", "a", "b"]),
         salt=st.sampled_from(["", "other"]),
         use_cache=st.booleans(),
         emitted=st.integers(0, 3),
@@ -66,6 +71,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         min_tokens: int,
         stops: frozenset[int],
         priority: int,
+        tenant: str,
         salt: str,
         use_cache: bool,
         emitted: int,
@@ -80,6 +86,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             min_tokens=min_tokens,
             stop_token_ids=stops,
             priority=priority,
+            tenant=tenant,
             salt=salt,
             use_cache=use_cache,
             branches=branches,

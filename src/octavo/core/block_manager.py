@@ -215,11 +215,10 @@ class BlockManager:
 
     def _freed(self, leaving: Iterable[Sequence]) -> frozenset[int]:
         """The blocks that nobody but the `leaving` owns."""
-        held = Counter(
-            block for sequence in leaving for table in sequence.tables for _, block in table.live()
-        )
         return frozenset(
-            block for block, owners in held.items() if owners == self.pool.references(block)
+            block
+            for block, owners in _owners(leaving).items()
+            if owners == self.pool.references(block)
         )
 
     def _share(self, sequence: Sequence, found: _Found) -> None:
@@ -256,6 +255,18 @@ class BlockManager:
         Cost     O(blocks added); no hashing.
         """
         return self._cover(sequence, sequence.row, sequence.scheduled, upto)
+
+    def lacking(self, sequence: Sequence, upto: int, leaving: Collection[Sequence]) -> int:
+        """How many blocks `reserve` would be short of, had the `leaving` released theirs."""
+        going = _owners(leaving)
+        index = sequence.scheduled // self.block_size
+        copied = sum(
+            self.pool.references(table[index]) - going[table[index]] > 1
+            for table in sequence.tables
+            if self._protects(table, sequence.scheduled)
+        )
+        missing = sum(table.missing(upto) for table in sequence.tables)
+        return max(0, missing + copied - self.pool.available - len(self._freed(leaving)))
 
     def _cover(self, sequence: Sequence, row: int, start: int, upto: int) -> Reservation | Shortage:
         """`reserve` for a sequence that writes from position `start` on.
@@ -341,3 +352,10 @@ class BlockManager:
         if self._cache is not None:
             for block in blocks:
                 self._cache.forget(block, fate)
+
+
+def _owners(sequences: Iterable[Sequence]) -> Counter[int]:
+    """How many of these own each block."""
+    return Counter(
+        block for sequence in sequences for table in sequence.tables for _, block in table.live()
+    )

@@ -9,13 +9,18 @@ AdmissionRule = Literal["full", "chunked"]
 """For what blocks are reserved when a sequence is admitted: for all positions that it has then, or
 for its first chunk only, the rest as it goes on."""
 
+Policy = Literal["fcfs", "priority"]
+"""Who goes first: by arrival, or by priority and then arrival."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """`sequences` run at once; `tokens` are computed a step; `waiting` may queue (None: no limit).
+    """`sequences` run at once; `tokens` are computed a step.
 
+    `waiting` answers may queue, with `waiting_tokens` prompt tokens among them (None: no limit).
     `watermark_blocks` stay available when a sequence is admitted beside others, so that those can
-    grow for a while before anyone must be preempted.
+    grow for a while before anyone must be preempted. Who waits climbs one priority class for each
+    `aging_s` (None or 0: never).
 
     Raises  ConfigError for limits under which nothing could ever run.
     """
@@ -23,21 +28,34 @@ class Limits:
     sequences: int
     tokens: int
     waiting: int | None = None
+    waiting_tokens: int | None = None
     watermark_blocks: int = 1
     admission: AdmissionRule = "full"
+    policy: Policy = "priority"
+    aging_s: float | None = None
 
     def __post_init__(self) -> None:
-        least_of = {"sequences": 1, "tokens": 1, "waiting": 1, "watermark_blocks": 0}
-        for name, least in least_of.items():
+        for name, least in _LEAST.items():
             value = getattr(self, name)
-            if value is not None and value < least:
+            if value is not None and not value >= least:  # NaN is not
                 raise ConfigError(f"{name} is {value}: it must be at least {least}", param=name)
-        rules = get_args(AdmissionRule)
-        if self.admission not in rules:
-            raise ConfigError(
-                f"admission is {self.admission!r}: it must be one of {', '.join(rules)}",
-                param="admission",
-            )
+        for name, known in _KNOWN.items():
+            if getattr(self, name) not in known:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)!r}: it must be one of {', '.join(known)}",
+                    param=name,
+                )
+
+
+_LEAST = {
+    "sequences": 1,
+    "tokens": 1,
+    "waiting": 1,
+    "waiting_tokens": 1,
+    "watermark_blocks": 0,
+    "aging_s": 0,
+}
+_KNOWN = {"admission": get_args(AdmissionRule), "policy": get_args(Policy)}
 
 
 class Budget:

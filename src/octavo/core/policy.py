@@ -1,11 +1,84 @@
-"""Who goes first and who yields: pure functions over sequences."""
+"""Who goes first and who yields: pure functions over sequences and the circumstances of a plan.
 
-from collections.abc import Iterable
+Two orders. Those that wait are admitted in the order of the policy in force, which may change at
+any time. Those that run yield by rank, which is fixed when one is admitted:
+
+    rank = (class, ticket)      class: the priority value, less what it climbed while it waited
+                                ticket: a count of first admissions; it stays over preemptions
+
+In a class whoever is preempted is admitted again before those that never ran. So nobody admitted
+later in a class ever takes blocks from one admitted before, whatever the policy.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from math import inf
 from operator import attrgetter
 
-from octavo.core.budget import AdmissionRule
+from octavo.core.budget import AdmissionRule, Limits, Policy
+from octavo.core.queue import Waiting
 from octavo.core.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Circumstances:
+    """What an order may depend on besides the sequences: `now`, the limits in force, and the
+    `highest` class of those that are live, their lowest priority value."""
+
+    now: float
+    limits: Limits
+    highest: int = 0
+
+
+Key = tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Order:
+    """One policy: `candidates` to be first of those that wait, and by what they compare within a
+    class; `classes` tells whether priorities count."""
+
+    classes: bool
+    candidates: Callable[[Waiting], Iterable[Sequence]]
+    key: Callable[[Sequence, Circumstances], Key]
+
+
+def _arrival(sequence: Sequence, at: Circumstances) -> Key:
+    return sequence.order
+
+
+_ORDERS: Mapping[Policy, _Order] = {
+    "fcfs": _Order(classes=False, candidates=Waiting.heads, key=_arrival),
+    "priority": _Order(classes=True, candidates=Waiting.heads, key=_arrival),
+}
+
+
+def first(waiting: Waiting, at: Circumstances) -> Sequence | None:
+    """Who is to be admitted next; None when nobody waits."""
+    order = _ORDERS[at.limits.policy]
+
+    def place(sequence: Sequence) -> tuple[int, float, Key]:
+        ticket = inf if sequence.ticket is None else sequence.ticket
+        return class_of(sequence, at), ticket, order.key(sequence, at)
+
+    return min(order.candidates(waiting), key=place, default=None)
+
+
+def class_of(sequence: Sequence, at: Circumstances) -> int:
+    """The priority value, less one for each `aging_s` since the arrival, the lower the better.
+
+    Nobody climbs above the highest class that is live: there, who came first goes first.
+    """
+    if not _ORDERS[at.limits.policy].classes:
+        return 0
+    return max(sequence.request.priority - climbed(sequence, at), at.highest)
+
+
+def climbed(sequence: Sequence, at: Circumstances) -> int:
+    """How many classes its waiting is worth."""
+    aging_s = at.limits.aging_s
+    return int(max(0.0, at.now - sequence.arrived_s) / aging_s) if aging_s else 0
 
 
 def service_order(running: Iterable[Sequence]) -> list[Sequence]:
@@ -28,14 +101,26 @@ def by_rank(sequences: Iterable[Sequence]) -> list[Sequence]:
 
 
 def victim_for(sequence: Sequence, running: Items[Sequence]) -> Sequence | None:
-    """The latest arrival of the lowest priority, if it ranks below `sequence`, which must grow."""
+    """The last of the lowest class, if it ranks below `sequence`, which must grow."""
     last = max(running, key=lambda candidate: candidate.rank, default=None)
     return last if last is not None and last.rank > sequence.rank else None
 
 
-def yielding_to(sequence: Sequence, running: Iterable[Sequence]) -> list[Sequence]:
-    """Who may be preempted to admit `sequence`: only lower priorities, the latest arrival first."""
-    lower = [other for other in running if other.request.priority > sequence.request.priority]
+def below(sequence: Sequence, running: Iterable[Sequence]) -> list[Sequence]:
+    """All that rank below `sequence`: when their blocks do not suffice, nobody yields for it."""
+    return [other for other in running if other.rank > sequence.rank]
+
+
+def yielding_to(
+    sequence: Sequence, running: Iterable[Sequence], at: Circumstances
+) -> list[Sequence]:
+    """Who may be preempted to admit `sequence`: only lower classes, who ranks last first.
+
+    What it climbed while it waited gives it a place in the queue and no right to that of others.
+    """
+    if not _ORDERS[at.limits.policy].classes:
+        return []
+    lower = [other for other in running if other.rank[0] > sequence.request.priority]
     return sorted(lower, key=lambda other: other.rank, reverse=True)
 
 

@@ -38,7 +38,8 @@ class Request:
     `branches` answers are wanted: branch b draws as a request of one branch does whose
     `sampling.branch` is b higher. The prompt is computed once.
     `emitted` are answer tokens that an earlier engine has sent already (a restart resumes
-    with them); they count as answer. A lower `priority` value goes first.
+    with them); they count as answer. A lower `priority` value goes first. `tenant` is on whose
+    behalf it comes: some policies are fair between tenants.
     """
 
     id: str
@@ -52,6 +53,7 @@ class Request:
     use_cache: bool = True
     emitted: tuple[int, ...] = ()
     branches: int = 1
+    tenant: str = ""
 
     def split(self) -> "tuple[Request, ...]":
         """One request a branch, in order."""

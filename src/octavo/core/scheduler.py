@@ -8,13 +8,11 @@ Four calls change state: submit, cancel, plan, commit. None reads a clock or doe
 may be in flight; they are committed in the order in which they were made.
 """
 
-from bisect import insort
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 from math import inf
-from operator import attrgetter
 from typing import NamedTuple
 
 from octavo.core import policy
@@ -35,9 +33,11 @@ from octavo.core.events import (
 )
 from octavo.core.pace import Pace
 from octavo.core.plan import Bind, RowFailed, Sampled, Span, StepPlan, StepResult
+from octavo.core.policy import Circumstances
 from octavo.core.prefix_cache import Context
+from octavo.core.queue import Waiting, turned_away
 from octavo.core.request import Request
-from octavo.core.sequence import Sequence, State
+from octavo.core.sequence import Rank, Sequence, State
 from octavo.core.siblings import Siblings
 
 
@@ -76,8 +76,9 @@ class _InFlight(NamedTuple):
 class _Draft:
     """A plan in the making: what each sequence is granted, until it is closed."""
 
-    def __init__(self, plan_id: int, budget: Budget) -> None:
+    def __init__(self, plan_id: int, at: Circumstances, budget: Budget) -> None:
         self.id = plan_id
+        self.at = at
         self.budget = budget
         self.grants: dict[Sequence, int] = {}
         self.binds: list[Bind] = []
@@ -91,10 +92,8 @@ class _Draft:
 
 
 class Scheduler:
-    """Symbols  a rank is (priority value, arrival, number among siblings): the lower goes first.
-
-    Keeps    the sequence of the lowest rank can always progress: others yield their blocks to it.
-             Every submitted request ends in one Refused, or one Finished for each of its answers.
+    """Keeps  the sequence of the lowest rank can always progress: others yield their blocks to it.
+    Every submitted request ends in one Refused, or one Finished for each of its answers.
     """
 
     def __init__(
@@ -105,13 +104,16 @@ class Scheduler:
         self.counters = Counters()
         self.pace = Pace()
         self._context = context or Context()
-        self._waiting: list[Sequence] = []
+        self._waiting = Waiting()
         self._running: list[Sequence] = []
         self._by_id: dict[str, Siblings] = {}
         self._rows = list(range(limits.sequences - 1, -1, -1))
         self._in_flight: deque[_InFlight] = deque()
         self._committed_at = -inf
+        self._live: Counter[int] = Counter()
+        """How many sequences have not ended, by priority."""
         self._arrivals = 0
+        self._tickets = 0
         self._plans = 0
 
     @property
@@ -126,6 +128,16 @@ class Scheduler:
     def held(self) -> tuple[Sequence, ...]:
         """Those that wait for a sibling to compute their prompt, or to be admitted before them."""
         return tuple(one for siblings in self._by_id.values() for one in siblings.held)
+
+    @property
+    def unadmitted(self) -> int:
+        """How many wait or are held."""
+        return self._live.total() - len(self._running)
+
+    @property
+    def unadmitted_tokens(self) -> int:
+        """The prompt tokens among them."""
+        return self._waiting.tokens + self.unadmitted - len(self._waiting)
 
     @property
     def idle(self) -> bool:
@@ -146,7 +158,8 @@ class Scheduler:
         if any(ending for _, ending in endings):  # they have the same tokens still
             return tuple(self._finished(one, *end, now) for one, end in endings if end)
         self._by_id[request.id] = siblings
-        self._queue_next(siblings)
+        self._live[request.priority] += len(siblings)
+        self._queue_next(siblings, now)
         return ()
 
     def cancel(self, request_id: str, now: float, only: int | None = None) -> tuple[Event, ...]:
@@ -159,11 +172,12 @@ class Scheduler:
     def plan(self, now: float) -> StepPlan | None:
         """Decide the next step; None when there is nothing to compute."""
         self.manager.begin(now, self._plans)
-        draft = _Draft(self._plans, Budget(self.limits.tokens))
+        at = Circumstances(now=now, limits=self.limits, highest=min(self._live, default=0))
+        draft = _Draft(self._plans, at, Budget(self.limits.tokens))
         self._grant(draft)
         self._secure(draft)
         if not draft.preempted:
-            self._admit_waiting(draft, now)
+            self._admit_waiting(draft)
         return self._close(draft, now)
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> tuple[Event, ...]:
@@ -197,11 +211,11 @@ class Scheduler:
                 f"prompt and answer need {needed} KV blocks,"
                 f" the pool has {self.manager.pool.total}",
             )
-        if self.limits.waiting is not None and len(self._waiting) >= self.limits.waiting:
-            return Refused(request.id, "waiting", f"{len(self._waiting)} requests wait already")
         if request.id in self._by_id:
             return Refused(request.id, "id", f"a request with id {request.id!r} is live")
-        return None
+        return turned_away(
+            request, self.limits, answers=self.unadmitted, tokens=self.unadmitted_tokens
+        )
 
     def _context_of(self, request: Request) -> Context:
         return replace(self._context, salt=request.salt)
@@ -220,18 +234,15 @@ class Scheduler:
 
         return sequence_of
 
-    def _queue_next(self, siblings: Siblings) -> None:
+    def _queue_next(self, siblings: Siblings, now: float) -> None:
         """Queue the next sibling if it is its turn, in the place of its request or behind all."""
         sequence = siblings.next()
         if sequence is None:
             return
         if policy.crowds(siblings.started - 1, len(self._running)):
-            sequence.arrive(self._arrivals)
+            sequence.arrive(self._arrivals, now)
             self._arrivals += 1
-        self._queue(sequence)
-
-    def _queue(self, sequence: Sequence) -> None:
-        insort(self._waiting, sequence, key=attrgetter("rank"))
+        self._waiting.add(sequence)
 
     # --- plan
 
@@ -266,7 +277,8 @@ class Scheduler:
                     draft.cover(sequence, reservation)
                     break
                 victim = policy.victim_for(sequence, self._running)
-                if victim is None:
+                below = policy.below(sequence, self._running)
+                if victim is None or self.manager.lacking(sequence, upto, below):
                     draft.budget.refund(draft.grants.pop(sequence))
                     draft.decisions.append(Deferred(sequence.id, "blocks", reservation.blocks))
                 else:
@@ -282,25 +294,27 @@ class Scheduler:
         self._rows.append(victim.row)
         released = self.manager.release(victim)
         victim.preempt()
-        self._queue(victim)
+        self._waiting.add(victim)
         draft.decisions.append(Preempted(victim.id, beneficiary.id, "recompute", released, lost))
 
-    def _admit_waiting(self, draft: _Draft, now: float) -> None:
-        """Admit by rank until a limit is reached; nobody overtakes the first who must wait."""
-        while self._waiting and not draft.preempted:
-            sequence = self._waiting[0]
-            deferred = self._admit(sequence, draft, now)
+    def _admit_waiting(self, draft: _Draft) -> None:
+        """Admit in order until a limit is reached; nobody overtakes the first who must wait."""
+        while not draft.preempted:
+            sequence = policy.first(self._waiting, draft.at)
+            if sequence is None:
+                return
+            deferred = self._admit(sequence, draft)
             if deferred is not None:
                 draft.decisions.append(deferred)
                 return
 
-    def _admit(self, sequence: Sequence, draft: _Draft, now: float) -> Deferred | None:
+    def _admit(self, sequence: Sequence, draft: _Draft) -> Deferred | None:
         if sequence.promised:
             return Deferred(sequence.id, "in_flight", sequence.promised)
         if draft.budget.left == 0:
             return Deferred(sequence.id, "tokens", sequence.demand)
         chunk = draft.budget.left
-        victims = self._victims(sequence, chunk)
+        victims = self._victims(sequence, chunk, draft.at)
         if victims is None:
             return self._short_of_room(sequence, chunk)
         for victim in victims:
@@ -314,12 +328,12 @@ class Scheduler:
             parent=self._parent_of(sequence),
         )
         assert not isinstance(admission, Shortage), "counted before"
-        self._start(sequence, admission, chunk, draft, now)
+        self._start(sequence, admission, chunk, draft)
         return None
 
-    def _victims(self, sequence: Sequence, chunk: int) -> list[Sequence] | None:
+    def _victims(self, sequence: Sequence, chunk: int, at: Circumstances) -> list[Sequence] | None:
         """Who must yield a row or blocks for `sequence` to start; None if that would not do."""
-        lower = policy.yielding_to(sequence, self._running)
+        lower = policy.yielding_to(sequence, self._running, at)
         for count in range(len(lower) + 1):
             victims = lower[:count]
             if (self._rows or victims) and not self._missing(sequence, chunk, victims):
@@ -353,14 +367,13 @@ class Scheduler:
             blocks=self.manager.pool.total,
         )
 
-    def _start(
-        self, sequence: Sequence, admission: Admission, chunk: int, draft: _Draft, now: float
-    ) -> None:
+    def _start(self, sequence: Sequence, admission: Admission, chunk: int, draft: _Draft) -> None:
         resumed = sequence.preemptions > 0
         self._waiting.remove(sequence)
         self._running.append(sequence)
         row = self._rows.pop()
-        sequence.admit(row=row, cached=admission.cached_tokens, now=now)
+        sequence.take_rank(self._rank(sequence, draft.at))
+        sequence.admit(row=row, cached=admission.cached_tokens, now=draft.at.now)
         draft.binds.append(Bind(row, sequence.request))
         draft.cover(sequence, admission)
         draft.decisions.append(
@@ -382,7 +395,14 @@ class Scheduler:
         draft.grants[sequence] = granted = draft.budget.grant(min(demand, chunk))
         if granted < demand:
             draft.decisions.append(Chunked(sequence.id, granted, demand))
-        self._queue_next(self._by_id[sequence.request.id])
+        self._queue_next(self._by_id[sequence.request.id], draft.at.now)
+
+    def _rank(self, sequence: Sequence, at: Circumstances) -> Rank:
+        ticket = sequence.ticket
+        if ticket is None:
+            ticket = self._tickets
+            self._tickets += 1
+        return policy.class_of(sequence, at), ticket
 
     def _close(self, draft: _Draft, now: float) -> StepPlan | None:
         if not draft.grants:
@@ -431,7 +451,7 @@ class Scheduler:
             sequence.compute(part.span.start, part.span.stop)
             self.manager.seal(sequence)
             if part.span.start <= sequence.common:  # it may be the last part of the prompt
-                self._queue_next(self._by_id[sequence.request.id])
+                self._queue_next(self._by_id[sequence.request.id], now)
         if not part.span.samples:
             return []
         assert outcome is not None, f"{sequence.id}: the step sampled nothing"
@@ -463,8 +483,11 @@ class Scheduler:
             self._waiting.remove(sequence)
         siblings = self._by_id[sequence.request.id]
         siblings.remove(sequence)
+        self._live[sequence.request.priority] -= 1
+        if not self._live[sequence.request.priority]:
+            del self._live[sequence.request.priority]
         if siblings:
-            self._queue_next(siblings)
+            self._queue_next(siblings, now)
         else:
             del self._by_id[sequence.request.id]
         return self._finished(sequence, reason, stop_id, now, message)

@@ -17,6 +17,9 @@ from octavo.core.request import Request, branch_name
 
 NO_ROW = -1
 
+Rank = tuple[int, int]
+"""(class, ticket), see `core.policy`: the lower goes first."""
+
 
 class State(Enum):
     WAITING = "waiting"
@@ -51,7 +54,11 @@ class Sequence:
         self.request = request
         self.id = branch_name(request.id, number)
         self.number = number
-        self.arrive(order)
+        self.arrive(order, now)
+        self.ticket: int | None = None
+        """Which admission was its first; None before that."""
+        self.rank: Rank = (request.priority, order)
+        """Who goes first of those that run; fixed at each admission."""
         self.context = context
         self.tokens = [*request.prompt, *request.emitted]
         self.common = len(self.tokens) - 1
@@ -79,9 +86,10 @@ class Sequence:
         self._admitted_s: float | None = None
         self._first_token_s: float | None = None
 
-    def arrive(self, order: int) -> None:
-        self.rank = (self.request.priority, order, self.number)
-        """Who goes first: lower priority value, then earlier arrival."""
+    def arrive(self, order: int, now: float) -> None:
+        """Take a place in the queue: `order` counts arrivals, `now` is since when it waits."""
+        self.order = (order, self.number)
+        self.arrived_s = now
 
     @property
     def length(self) -> int:
@@ -98,6 +106,11 @@ class Sequence:
     def become(self, state: State) -> None:
         assert state in TRANSITIONS[self.state], f"{self.id}: {self.state} → {state}"
         self.state = state
+
+    def take_rank(self, rank: Rank) -> None:
+        """Have this rank while it runs; the ticket is for good."""
+        self.rank = rank
+        self.ticket = rank[1]
 
     def admit(self, *, row: int, cached: int, now: float) -> None:
         self.become(State.RUNNING)

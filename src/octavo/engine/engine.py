@@ -137,7 +137,7 @@ class Engine:
         pool, counters = scheduler.manager.pool, scheduler.counters
         return EngineStatus(
             running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
+            waiting=scheduler.unadmitted,
             blocks_total=pool.total,
             blocks_free=pool.available - pool.cached,
             blocks_cached=pool.cached,

@@ -1,0 +1,98 @@
+"""Waiting: the sequences that wait to be admitted, in lanes.
+
+    priority 0, tenant a    │ r1 r4 r9        in a lane those that were preempted come first,
+    priority 0, tenant b    │ r2              then all by arrival
+    priority 1, tenant a    │ r3 r5
+
+That order is the same under every policy, so that one which changes while sequences wait, or
+depends on the time, need not sort them anew: it compares the first of each lane.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from itertools import chain
+from math import inf
+
+from octavo.core.budget import Limits
+from octavo.core.events import Refused
+from octavo.core.request import Request
+from octavo.core.sequence import Sequence
+
+Lane = tuple[int, str]
+
+
+class Waiting:
+    """Cost     O(log n + shifting a list) to add and to remove; O(lanes) for the heads."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[Lane, list[Sequence]] = {}
+        self._count = 0
+        self.tokens = 0
+        """Prompt tokens that wait, see `prompt_tokens`."""
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """All, lane by lane."""
+        return chain.from_iterable(self._lanes.values())
+
+    def __contains__(self, sequence: Sequence) -> bool:
+        lane = self._lanes.get(_lane_of(sequence), [])
+        index = bisect_left(lane, _place(sequence), key=_place)
+        return index < len(lane) and lane[index] is sequence
+
+    def heads(self) -> Iterator[Sequence]:
+        """The first of each lane."""
+        return (lane[0] for lane in self._lanes.values())
+
+    def tenants(self) -> set[str]:
+        """Who has a sequence here."""
+        return {tenant for _, tenant in self._lanes}
+
+    def add(self, sequence: Sequence) -> None:
+        insort(self._lanes.setdefault(_lane_of(sequence), []), sequence, key=_place)
+        self._count += 1
+        self.tokens += prompt_tokens(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        assert sequence in self, f"{sequence.id} does not wait"
+        lane = self._lanes[_lane_of(sequence)]
+        del lane[bisect_left(lane, _place(sequence), key=_place)]
+        if not lane:
+            del self._lanes[_lane_of(sequence)]
+        self._count -= 1
+        self.tokens -= prompt_tokens(sequence)
+
+
+def prompt_tokens(sequence: Sequence) -> int:
+    """What a sequence that waits counts: its prompt, which the other branches of a request share:
+    they count the one position that each computes for itself."""
+    return 1 if sequence.number else len(sequence.request.prompt)
+
+
+def turned_away(request: Request, limits: Limits, *, answers: int, tokens: int) -> Refused | None:
+    """Whether a queue of so many answers and prompt tokens is too long for one request more.
+
+    When nobody waits any request is taken, however large.
+    """
+    prompt = len(request.prompt) + request.branches - 1
+    for limit, most, waiting, coming, what in (
+        ("waiting", limits.waiting, answers, request.branches, "answers"),
+        ("waiting_tokens", limits.waiting_tokens, tokens, prompt, "prompt tokens"),
+    ):
+        if most is not None and answers and waiting + coming > most:
+            return Refused(
+                request.id,
+                limit,
+                f"{waiting:,} {what} wait already and {coming:,} come; at most {most:,} may wait",
+            )
+    return None
+
+
+def _lane_of(sequence: Sequence) -> Lane:
+    return sequence.request.priority, sequence.request.tenant
+
+
+def _place(sequence: Sequence) -> tuple[float, int, int]:
+    return inf if sequence.ticket is None else sequence.ticket, *sequence.order

@@ -1,20 +1,15 @@
 """The oracle can fail: every way of breaking the core is found at the step that reads it."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from itertools import chain
 from random import Random
 
 import pytest
+from tests.core.planted import WRONG_CONTENT, Patch
 from tests.core.serving import DRAWN, Setup
 
-from octavo.core.block_manager import BlockManager, _Found
-from octavo.core.block_pool import BlockPool, Shortage
 from octavo.core.plan import Bind, RowFailed, Sampled, Span, StepPlan, TableWrite
-from octavo.core.prefix_cache import Fate, Prefix, PrefixCache
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler
-from octavo.core.sequence import Sequence
 from octavo.simulate.oracle import OracleRunner, WrongContent, answer_alone
 
 REQUEST = Request(id="a", prompt=(4, 5, 6), max_tokens=5)
@@ -101,7 +96,7 @@ def test_the_answer_goes_on_from_what_was_emitted(emitted: int) -> None:
     assert answer_alone(replace(stopping, emitted=short), 97) == short
 
 
-# --- broken cores. Each is one patch; the traffic is the same.
+# --- broken cores: tests/core/planted.py. The traffic is the same for each.
 
 
 def serve(setup: Setup, seed: int, requests_served: int) -> None:
@@ -138,193 +133,12 @@ def serve(setup: Setup, seed: int, requests_served: int) -> None:
 
 SETUP = Setup(blocks=18, block_size=4, sequences=6, tokens=10, groups=2)
 
-Patch = Callable[[pytest.MonkeyPatch], None]
-
-
-def shares_without_owning(patch: pytest.MonkeyPatch) -> None:
-    """A hit does not count as an owner: the block is handed to another while it is read."""
-
-    def release(pool: BlockPool, block: int, *, keep: bool, fenced: bool = False) -> None:
-        if pool._references[block]:
-            pool._references[block] = 0
-            (pool._cached.update({block: None}) if keep else pool._free.append(block))
-
-    patch.setattr(BlockPool, "release", release)
-
-
-def forgets_evictions(patch: pytest.MonkeyPatch) -> None:
-    """B002: a block taken for new content stays in the look-up."""
-
-    def forget(cache: PrefixCache, block: int, fate: Fate) -> None:
-        return None
-
-    patch.setattr(PrefixCache, "forget", forget)
-
-
-def skips_copies(patch: pytest.MonkeyPatch) -> None:
-    cover = BlockManager._cover
-
-    def uncopied(manager: BlockManager, *arguments: object) -> object:
-        taken = cover(manager, *arguments)
-        return taken if isinstance(taken, Shortage) else replace(taken, copies=())
-
-    patch.setattr(BlockManager, "_cover", uncopied)
-
-
-def copies_the_wrong_way(patch: pytest.MonkeyPatch) -> None:
-    cover = BlockManager._cover
-
-    def turned(manager: BlockManager, *arguments: object) -> object:
-        taken = cover(manager, *arguments)
-        if isinstance(taken, Shortage):
-            return taken
-        turned = [replace(c, source=c.target, target=c.source) for c in taken.copies]
-        return replace(taken, copies=tuple(turned))
-
-    patch.setattr(BlockManager, "_cover", turned)
-
-
-def writes_to_shared_blocks(patch: pytest.MonkeyPatch) -> None:
-    """Nobody copies: the branches of a request write over each other."""
-    patch.setattr(BlockManager, "_protects", lambda manager, table, position: False)
-
-
-def forks_without_owning(patch: pytest.MonkeyPatch) -> None:
-    """The blocks of a parent are its child's too, but counted once."""
-    share = BlockManager._share
-
-    def uncounted(manager: BlockManager, sequence: Sequence, found: _Found) -> None:
-        share(manager, sequence, found)
-        if found.parent is not None:
-            for block in chain.from_iterable(found.entries):
-                manager.pool._references[block] -= 1
-
-    def release(pool: BlockPool, block: int, *, keep: bool, fenced: bool = False) -> None:
-        if pool._references[block] == 1:
-            (pool._cached.update({block: None}) if keep else pool._free.append(block))
-        pool._references[block] = max(0, pool._references[block] - 1)
-
-    patch.setattr(BlockManager, "_share", uncounted)
-    patch.setattr(BlockPool, "release", release)
-
-
-def tells_the_runner_a_wrong_block(patch: pytest.MonkeyPatch) -> None:
-    reserve = BlockManager.reserve
-
-    def off_by_one(manager: BlockManager, sequence: Sequence, upto: int) -> object:
-        result = reserve(manager, sequence, upto)
-        if isinstance(result, Shortage):
-            return result
-        wrong = [
-            replace(write, blocks=tuple(max(0, block - 1) for block in write.blocks))
-            for write in result.writes
-        ]
-        return replace(result, writes=tuple(wrong))
-
-    patch.setattr(BlockManager, "reserve", off_by_one)
-
-
-def counts_a_cached_token_too_many(patch: pytest.MonkeyPatch) -> None:
-    admit = Sequence.admit
-
-    def greedy(sequence: Sequence, *, row: int, cached: int, now: float) -> None:
-        admit(sequence, row=row, cached=min(cached + 1, len(sequence.tokens) - 1), now=now)
-
-    patch.setattr(Sequence, "admit", greedy)
-
-
-def publishes_before_it_is_computed(patch: pytest.MonkeyPatch) -> None:
-    seal = BlockManager.seal
-
-    def early(manager: BlockManager, sequence: Sequence) -> None:
-        computed, sequence.computed = sequence.computed, len(sequence.tokens)
-        seal(manager, sequence)
-        sequence.computed = computed
-
-    patch.setattr(BlockManager, "seal", early)
-
-
-def ignores_the_salt(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Scheduler, "_context_of", lambda scheduler, request: scheduler._context)
-
-
-def matches_by_tokens_of_one_block(patch: pytest.MonkeyPatch) -> None:
-    """The key does not say what came before."""
-
-    def key(cache: PrefixCache, parent: object, tokens: tuple[int, ...]) -> bytes:
-        return repr(tokens).encode()
-
-    def holds(node: Prefix, parent: object, tokens: tuple[int, ...]) -> bool:
-        return node.tokens == tokens
-
-    patch.setattr(PrefixCache, "_key", key)
-    patch.setattr(Prefix, "holds", holds)
-
-
-def keeps_progress_over_preemption(patch: pytest.MonkeyPatch) -> None:
-    admit = Sequence.admit
-
-    def stale(sequence: Sequence, *, row: int, cached: int, now: float) -> None:
-        kept = max(cached, len(sequence.tokens) - 1) if sequence.preemptions else cached
-        admit(sequence, row=row, cached=kept, now=now)
-
-    patch.setattr(Sequence, "admit", stale)
-
-
-def takes_what_begins_alike_for_longer(patch: pytest.MonkeyPatch) -> None:
-    begins_like = PrefixCache.begins_like
-
-    def longer(cache: PrefixCache, parent: object, tokens: tuple[int, ...]) -> object:
-        found = begins_like(cache, parent, tokens)
-        return found and (found[0], min(found[1] + 1, len(tokens)))
-
-    patch.setattr(PrefixCache, "begins_like", longer)
-
-
-def finds_what_begins_alike_anywhere(patch: pytest.MonkeyPatch) -> None:
-    """The tokens are the same, but not those before them."""
-    begins_like = PrefixCache.begins_like
-
-    def anywhere(cache: PrefixCache, parent: object, tokens: tuple[int, ...]) -> object:
-        found = [begins_like(cache, other, tokens) for other in list(cache._children)]
-        return max(filter(None, found), key=lambda one: one[1], default=None)
-
-    patch.setattr(PrefixCache, "begins_like", anywhere)
-
-
-def swaps_layer_groups(patch: pytest.MonkeyPatch) -> None:
-    publish = PrefixCache.publish
-
-    def crossed(cache: PrefixCache, node: Prefix, group: int, block: int) -> bool:
-        return publish(cache, node, 1 - group, block)
-
-    patch.setattr(PrefixCache, "publish", crossed)
-
-
-BROKEN: list[Patch] = [
-    shares_without_owning,
-    forgets_evictions,
-    skips_copies,
-    copies_the_wrong_way,
-    writes_to_shared_blocks,
-    forks_without_owning,
-    tells_the_runner_a_wrong_block,
-    counts_a_cached_token_too_many,
-    publishes_before_it_is_computed,
-    ignores_the_salt,
-    matches_by_tokens_of_one_block,
-    keeps_progress_over_preemption,
-    swaps_layer_groups,
-    takes_what_begins_alike_for_longer,
-    finds_what_begins_alike_anywhere,
-]
-
 
 def test_a_sound_core_is_found_sound(seed: int) -> None:
     serve(SETUP, seed, requests_served=200)
 
 
-@pytest.mark.parametrize("breaks", BROKEN)
+@pytest.mark.parametrize("breaks", WRONG_CONTENT)
 def test_a_broken_core_is_found(breaks: Patch, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     breaks(monkeypatch)
     with pytest.raises(WrongContent):

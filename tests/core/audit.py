@@ -1,0 +1,44 @@
+"""What every plan must keep to, besides the books that `invariants.check` knows."""
+
+from octavo.core.events import Admitted, Deferred, Preempted
+from octavo.core.invariants import check_writes
+from octavo.core.plan import StepPlan
+from octavo.core.scheduler import Scheduler
+
+
+def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
+    """A plan that was just made keeps to the limits, names only sequences that own what it needs,
+    and says of nobody that they wait for what is there.
+
+    Raises  AssertionError
+    """
+    check_writes(scheduler, plan)
+    rows = {sequence.row: sequence for sequence in scheduler.running}
+    running = {sequence.id: sequence for sequence in scheduler.running}
+    limits, size = scheduler.limits, scheduler.manager.block_size
+    spent = sum(span.stop - span.start for span in plan.spans)
+    assert 0 < spent <= limits.tokens, f"{spent} tokens in one step"
+    assert len({span.row for span in plan.spans}) == len(plan.spans) <= limits.sequences
+    for span in plan.spans:
+        assert span.start < span.stop
+        for table in rows[span.row].tables:
+            assert span.stop <= len(table) * size, f"row {span.row} writes beyond its table"
+    served = {rows[span.row].id for span in plan.spans}
+    for decision in plan.decisions:
+        match decision:
+            case Preempted(victim, beneficiary):
+                assert beneficiary in served, "preempted for one who is not served"
+                assert victim not in served
+            case Deferred(waiting, "tokens") if waiting not in running:
+                assert spent == limits.tokens, f"{waiting} waits for tokens, and some are left"
+    admitted = [running[one.request_id] for one in plan.decisions if isinstance(one, Admitted)]
+    if admitted and len(running) > 1:
+        _check_headroom(scheduler, admitted[-1].preemptions)
+
+
+def _check_headroom(scheduler: Scheduler, preemptions: int) -> None:
+    """Whoever is admitted beside others leaves room for them, twice as much each time it had to
+    yield: that bounds how often it will."""
+    watermark, pool = scheduler.limits.watermark_blocks, scheduler.manager.pool
+    least = max(watermark, 1) << preemptions if preemptions else watermark
+    assert pool.available >= min(least, pool.total), f"{pool.available} of {least} held back"

@@ -1,0 +1,445 @@
+"""Faults to plant in the core, each one patch: bugs that paged engines have had.
+
+`WRONG_CONTENT` lead a runner to read what it must not: the oracle alone finds those. `WRONG_BOOKS`
+are found by an audit, by the answers, or because a request does not end.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import chain
+
+import pytest
+
+from octavo.core import policy
+from octavo.core.block_manager import BlockManager, _Found
+from octavo.core.block_pool import BlockPool, Shortage, Taken
+from octavo.core.budget import Budget
+from octavo.core.events import Event, Finished
+from octavo.core.plan import RowFailed, Sampled
+from octavo.core.prefix_cache import Context, Fate, Prefix, PrefixCache
+from octavo.core.scheduler import Scheduler, _Part
+from octavo.core.sequence import Sequence, State
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+def shares_without_owning(patch: pytest.MonkeyPatch) -> None:
+    """A hit does not count as an owner: the block is handed to another while it is read."""
+
+    def release(pool: BlockPool, block: int, *, keep: bool, fenced: bool = False) -> None:
+        if pool._references[block]:
+            pool._references[block] = 0
+            (pool._cached.update({block: None}) if keep else pool._free.append(block))
+
+    patch.setattr(BlockPool, "release", release)
+
+
+def forgets_evictions(patch: pytest.MonkeyPatch) -> None:
+    """B002: a block taken for new content stays in the look-up."""
+
+    def forget(cache: PrefixCache, block: int, fate: Fate) -> None:
+        return None
+
+    patch.setattr(PrefixCache, "forget", forget)
+
+
+def skips_copies(patch: pytest.MonkeyPatch) -> None:
+    cover = BlockManager._cover
+
+    def uncopied(manager: BlockManager, *arguments: object) -> object:
+        taken = cover(manager, *arguments)
+        return taken if isinstance(taken, Shortage) else replace(taken, copies=())
+
+    patch.setattr(BlockManager, "_cover", uncopied)
+
+
+def copies_the_wrong_way(patch: pytest.MonkeyPatch) -> None:
+    cover = BlockManager._cover
+
+    def turned(manager: BlockManager, *arguments: object) -> object:
+        taken = cover(manager, *arguments)
+        if isinstance(taken, Shortage):
+            return taken
+        turned = [replace(c, source=c.target, target=c.source) for c in taken.copies]
+        return replace(taken, copies=tuple(turned))
+
+    patch.setattr(BlockManager, "_cover", turned)
+
+
+def writes_to_shared_blocks(patch: pytest.MonkeyPatch) -> None:
+    """Nobody copies: the branches of a request write over each other."""
+    patch.setattr(BlockManager, "_protects", lambda manager, table, position: False)
+
+
+def forks_without_owning(patch: pytest.MonkeyPatch) -> None:
+    """The blocks of a parent are its child's too, but counted once."""
+    share = BlockManager._share
+
+    def uncounted(manager: BlockManager, sequence: Sequence, found: _Found) -> None:
+        share(manager, sequence, found)
+        if found.parent is not None:
+            for block in chain.from_iterable(found.entries):
+                manager.pool._references[block] -= 1
+
+    def own(pool: BlockPool, block: int) -> None:
+        pool._cached.pop(block, None)
+        pool._references[block] += 1
+
+    def release(pool: BlockPool, block: int, *, keep: bool, fenced: bool = False) -> None:
+        if pool._references[block] == 1:
+            (pool._cached.update({block: None}) if keep else pool._free.append(block))
+        pool._references[block] = max(0, pool._references[block] - 1)
+
+    patch.setattr(BlockManager, "_share", uncounted)
+    patch.setattr(BlockPool, "share", own)
+    patch.setattr(BlockPool, "release", release)
+
+
+def tells_the_runner_a_wrong_block(patch: pytest.MonkeyPatch) -> None:
+    reserve = BlockManager.reserve
+
+    def off_by_one(manager: BlockManager, sequence: Sequence, upto: int) -> object:
+        result = reserve(manager, sequence, upto)
+        if isinstance(result, Shortage):
+            return result
+        wrong = [
+            replace(write, blocks=tuple(max(0, block - 1) for block in write.blocks))
+            for write in result.writes
+        ]
+        return replace(result, writes=tuple(wrong))
+
+    patch.setattr(BlockManager, "reserve", off_by_one)
+
+
+def counts_a_cached_token_too_many(patch: pytest.MonkeyPatch) -> None:
+    admit = Sequence.admit
+
+    def greedy(sequence: Sequence, *, row: int, cached: int, now: float) -> None:
+        admit(sequence, row=row, cached=min(cached + 1, len(sequence.tokens) - 1), now=now)
+
+    patch.setattr(Sequence, "admit", greedy)
+
+
+def publishes_before_it_is_computed(patch: pytest.MonkeyPatch) -> None:
+    seal = BlockManager.seal
+
+    def early(manager: BlockManager, sequence: Sequence) -> None:
+        computed, sequence.computed = sequence.computed, len(sequence.tokens)
+        seal(manager, sequence)
+        sequence.computed = computed
+
+    patch.setattr(BlockManager, "seal", early)
+
+
+def ignores_the_salt(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Scheduler, "_context_of", lambda scheduler, request: scheduler._context)
+
+
+def matches_by_tokens_of_one_block(patch: pytest.MonkeyPatch) -> None:
+    """The key does not say what came before."""
+
+    def key(cache: PrefixCache, parent: object, tokens: tuple[int, ...]) -> bytes:
+        return repr(tokens).encode()
+
+    def holds(node: Prefix, parent: object, tokens: tuple[int, ...]) -> bool:
+        return node.tokens == tokens
+
+    patch.setattr(PrefixCache, "_key", key)
+    patch.setattr(Prefix, "holds", holds)
+
+
+def keeps_progress_over_preemption(patch: pytest.MonkeyPatch) -> None:
+    admit = Sequence.admit
+
+    def stale(sequence: Sequence, *, row: int, cached: int, now: float) -> None:
+        kept = max(cached, len(sequence.tokens) - 1) if sequence.preemptions else cached
+        admit(sequence, row=row, cached=kept, now=now)
+
+    patch.setattr(Sequence, "admit", stale)
+
+
+def takes_what_begins_alike_for_longer(patch: pytest.MonkeyPatch) -> None:
+    begins_like = PrefixCache.begins_like
+
+    def longer(cache: PrefixCache, parent: object, tokens: tuple[int, ...]) -> object:
+        found = begins_like(cache, parent, tokens)
+        return found and (found[0], min(found[1] + 1, len(tokens)))
+
+    patch.setattr(PrefixCache, "begins_like", longer)
+
+
+def finds_what_begins_alike_anywhere(patch: pytest.MonkeyPatch) -> None:
+    """The tokens are the same, but not those before them."""
+    begins_like = PrefixCache.begins_like
+
+    def anywhere(cache: PrefixCache, parent: object, tokens: tuple[int, ...]) -> object:
+        found = [begins_like(cache, other, tokens) for other in list(cache._children)]
+        return max(filter(None, found), key=lambda one: one[1], default=None)
+
+    patch.setattr(PrefixCache, "begins_like", anywhere)
+
+
+def swaps_layer_groups(patch: pytest.MonkeyPatch) -> None:
+    publish = PrefixCache.publish
+
+    def crossed(cache: PrefixCache, node: Prefix, group: int, block: int) -> bool:
+        return publish(cache, node, 1 - group, block)
+
+    patch.setattr(PrefixCache, "publish", crossed)
+
+
+WRONG_CONTENT: list[Patch] = [
+    shares_without_owning,
+    forgets_evictions,
+    skips_copies,
+    copies_the_wrong_way,
+    writes_to_shared_blocks,
+    forks_without_owning,
+    tells_the_runner_a_wrong_block,
+    counts_a_cached_token_too_many,
+    publishes_before_it_is_computed,
+    ignores_the_salt,
+    matches_by_tokens_of_one_block,
+    keeps_progress_over_preemption,
+    swaps_layer_groups,
+    takes_what_begins_alike_for_longer,
+    finds_what_begins_alike_anywhere,
+]
+
+
+# --- the books
+
+
+def takes_any_epoch(patch: pytest.MonkeyPatch) -> None:
+    """What a step in flight computed before a preemption counts for the blocks after it."""
+    take_in = Scheduler._take_in
+
+    def unchecked(scheduler: Scheduler, part: _Part, *rest: object) -> list[Event]:
+        return take_in(scheduler, part._replace(epoch=part.sequence.epoch), *rest)
+
+    patch.setattr(Scheduler, "_take_in", unchecked)
+
+
+def leaves_the_adapter_out(patch: pytest.MonkeyPatch) -> None:
+    encode = Context.encode
+    patch.setattr(Context, "encode", lambda context: encode(replace(context, adapter="")))
+    patch.setattr(Prefix, "holds", lambda node, parent, tokens: node.tokens == tokens)
+
+
+def leaks_what_it_found_when_the_rest_is_short(patch: pytest.MonkeyPatch) -> None:
+    admit = BlockManager.missing
+
+    def shares_first(manager: BlockManager, sequence: Sequence, **asked: object) -> int:
+        short = admit(manager, sequence, **asked)
+        if short:
+            for block in chain.from_iterable(manager._find(sequence).entries):
+                manager.pool.share(block)
+        return short
+
+    patch.setattr(BlockManager, "missing", shares_first)
+
+
+def releases_twice(patch: pytest.MonkeyPatch) -> None:
+    """The blocks of a preempted sequence go back when it yields, and when it ends."""
+    release = BlockManager.release
+
+    def again(manager: BlockManager, sequence: Sequence) -> int:
+        held = [block for table in sequence.tables for _, block in table.live()]
+        released = release(manager, sequence)
+        for block in held[:1]:
+            if manager.pool.references(block):
+                manager.pool.release(block, keep=manager._publishes(block))
+        return released
+
+    patch.setattr(BlockManager, "release", again)
+
+
+def publishes_partial_blocks(patch: pytest.MonkeyPatch) -> None:
+    """A block that is only begun is offered for all that its sequence will put there."""
+    seal = BlockManager.seal
+
+    def rounded_up(manager: BlockManager, sequence: Sequence) -> None:
+        computed = sequence.computed
+        sequence.computed = min(len(sequence.tokens), computed + manager.block_size - 1)
+        seal(manager, sequence)
+        sequence.computed = computed
+
+    patch.setattr(BlockManager, "seal", rounded_up)
+
+
+def evicts_an_owned_block(patch: pytest.MonkeyPatch) -> None:
+    take = BlockPool.take
+
+    def takes(pool: BlockPool, count: int) -> Taken | Shortage:
+        result = take(pool, count)
+        owned = [block for block, count in enumerate(pool._references) if count == 1]
+        if isinstance(result, Shortage) and len(owned) > result.blocks:
+            pool._free += owned[: result.blocks]
+            return take(pool, count)
+        return result
+
+    patch.setattr(BlockPool, "take", takes)
+
+
+def keeps_the_row_of_the_preempted(patch: pytest.MonkeyPatch) -> None:
+    preempt = Sequence.preempt
+
+    def stays(sequence: Sequence) -> None:
+        row = sequence.row
+        preempt(sequence)
+        sequence.row = row
+
+    patch.setattr(Sequence, "preempt", stays)
+
+
+def loses_the_row_of_the_preempted(patch: pytest.MonkeyPatch) -> None:
+    preempt = Scheduler._preempt
+
+    def lost(scheduler: Scheduler, *about: object) -> None:
+        preempt(scheduler, *about)
+        scheduler._rows.pop()
+
+    patch.setattr(Scheduler, "_preempt", lost)
+
+
+def appends_twice_after_preemption(patch: pytest.MonkeyPatch) -> None:
+    append = Sequence.append
+
+    def twice(sequence: Sequence, token: int, now: float) -> None:
+        append(sequence, token, now)
+        if sequence.preemptions and sequence.state is State.RUNNING and sequence.computed:
+            sequence.tokens.append(token)
+
+    patch.setattr(Sequence, "append", twice)
+
+
+def draws_again_after_preemption(patch: pytest.MonkeyPatch) -> None:
+    """The last token is dropped with the KV, and sampled, and sent, a second time."""
+    preempt = Sequence.preempt
+
+    def shortened(sequence: Sequence) -> None:
+        preempt(sequence)
+        if sequence.answer_length:
+            sequence.tokens.pop()
+
+    patch.setattr(Sequence, "preempt", shortened)
+
+
+def preempts_the_first(patch: pytest.MonkeyPatch) -> None:
+    """The victim is whoever ranks highest."""
+
+    def victim(sequence: Sequence, running: Iterable[Sequence]) -> Sequence | None:
+        others = [other for other in running if other is not sequence]
+        return min(others, key=lambda other: other.rank, default=None)
+
+    patch.setattr(policy, "victim_for", victim)
+
+
+def preempts_nobody(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(policy, "victim_for", lambda sequence, running: None)
+
+
+def forgets_refunds(patch: pytest.MonkeyPatch) -> None:
+    """The tokens of one who waits in place are gone for all others."""
+    patch.setattr(Budget, "refund", lambda budget, tokens: None)
+
+
+def keeps_the_blocks_of_the_aborted(patch: pytest.MonkeyPatch) -> None:
+    """Whoever is cancelled while a step of theirs is in flight never gives their blocks back."""
+    end = Scheduler._end
+
+    def leaks(scheduler: Scheduler, sequence: Sequence, reason: str, *rest: object) -> Finished:
+        if reason == "abort" and sequence.scheduled > sequence.computed:
+            for table in sequence.tables:
+                table.clear()
+        return end(scheduler, sequence, reason, *rest)
+
+    patch.setattr(Scheduler, "_end", leaks)
+
+
+def goes_on_after_the_end(patch: pytest.MonkeyPatch) -> None:
+    """A step in flight brings a token for an answer that has ended."""
+    take_in = Scheduler._take_in
+
+    def late(scheduler: Scheduler, part: _Part, outcome: object, now: float) -> list[Event]:
+        if part.sequence.state is State.FINISHED and isinstance(outcome, Sampled):
+            part.sequence.append(outcome.token, now)
+            return [part.sequence.newest(0.0)]
+        return take_in(scheduler, part, outcome, now)
+
+    patch.setattr(Scheduler, "_take_in", late)
+
+
+def trusts_what_failed(patch: pytest.MonkeyPatch) -> None:
+    """A row that failed is treated as one that samples nothing: its request never ends."""
+    take_in = Scheduler._take_in
+
+    def trusting(scheduler: Scheduler, part: _Part, outcome: object, now: float) -> list[Event]:
+        return [] if isinstance(outcome, RowFailed) else take_in(scheduler, part, outcome, now)
+
+    patch.setattr(Scheduler, "_take_in", trusting)
+
+
+def promises_no_token(patch: pytest.MonkeyPatch) -> None:
+    """A step in flight is not counted: the next plan computes its position again."""
+
+    def schedule(sequence: Sequence, count: int, plan_id: int) -> None:
+        sequence.last_served = plan_id
+        if sequence.scheduled + count == sequence.length:
+            sequence.promised += 1
+
+    patch.setattr(Sequence, "schedule", schedule)
+
+
+def counts_a_revived_block_twice(patch: pytest.MonkeyPatch) -> None:
+    """A cached block that is hit counts as found, and as available for the rest too."""
+    patch.setattr(BlockPool, "is_cached", lambda pool, block: False)
+
+
+def holds_nothing_back(patch: pytest.MonkeyPatch) -> None:
+    """Who was preempted is let in at once, and thrown out at once: no bound on preemptions."""
+    patch.setattr(policy, "headroom", lambda sequence, **sizes: 0)
+
+
+def spends_more_than_the_budget(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Budget, "grant", lambda budget, demand: demand)
+
+
+def publishes_one_block_for_two_prefixes(patch: pytest.MonkeyPatch) -> None:
+    """A block that is published already is published again for what its next owner computed."""
+    publish = PrefixCache.publish
+
+    def twice(cache: PrefixCache, node: Prefix, group: int, block: int) -> bool:
+        before = dict(cache._by_block)
+        done = publish(cache, node, group, block)
+        if done and isinstance(node.parent, Prefix):
+            cache._by_block.update({b: n for b, n in before.items() if n[0] is node.parent})
+            cache._by_block[block] = (node.parent, group)
+        return done
+
+    patch.setattr(PrefixCache, "publish", twice)
+
+
+WRONG_BOOKS: list[Patch] = [
+    takes_any_epoch,
+    leaves_the_adapter_out,
+    leaks_what_it_found_when_the_rest_is_short,
+    releases_twice,
+    publishes_partial_blocks,
+    evicts_an_owned_block,
+    keeps_the_row_of_the_preempted,
+    loses_the_row_of_the_preempted,
+    appends_twice_after_preemption,
+    draws_again_after_preemption,
+    preempts_the_first,
+    preempts_nobody,
+    forgets_refunds,
+    keeps_the_blocks_of_the_aborted,
+    goes_on_after_the_end,
+    trusts_what_failed,
+    promises_no_token,
+    counts_a_revived_block_twice,
+    holds_nothing_back,
+    spends_more_than_the_budget,
+    publishes_one_block_for_two_prefixes,
+]

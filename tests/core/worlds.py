@@ -1,0 +1,92 @@
+"""The small worlds that are searched whole. Each looks at some features beside one another."""
+
+from tests.core.small_world import World
+
+from octavo.core.budget import Limits
+from octavo.core.calls import CoreSetup
+from octavo.core.request import Request, Sampling
+
+DRAWN = Sampling(temperature=1.0)
+
+
+def request(name: str, prompt: tuple[int, ...], max_tokens: int, **fields: object) -> Request:
+    return Request(id=name, prompt=prompt, max_tokens=max_tokens, **fields)
+
+
+def setup(blocks: int, *, block_size: int = 2, groups: int = 1, **limits: object) -> CoreSetup:
+    bounds = {"sequences": 3, "tokens": 4, "watermark_blocks": 0, **limits}
+    return CoreSetup(blocks=blocks, block_size=block_size, groups=groups, limits=Limits(**bounds))
+
+
+PRIORITIES = World(
+    setup=setup(4, sequences=2),
+    requests=(
+        request("a", (1, 2, 3), 3),
+        request("b", (1, 2, 4), 2),
+        request("c", (1, 2, 3), 2, priority=-1),
+    ),
+    depth=2,
+)
+"""Three that share a beginning, one of which goes first; two plans in flight."""
+
+BRANCHES = World(
+    setup=setup(5),
+    requests=(
+        request("a", (1, 2, 3), 2, branches=2, sampling=DRAWN),
+        request("b", (1, 2, 4), 2, priority=-1),
+    ),
+    depth=2,
+)
+
+SALTS = World(
+    setup=setup(5),
+    requests=(
+        request("a", (1, 2, 3), 2, branches=2, sampling=DRAWN),
+        request("b", (1, 2, 3, 4), 1, salt="other"),
+        request("c", (1, 2, 3), 2, use_cache=False),
+    ),
+)
+
+CHUNKS = World(
+    setup=setup(5, tokens=2, admission="chunked"),
+    requests=(
+        request("a", (1, 2, 3, 4, 5), 3),
+        request("b", (1, 2, 3, 4), 2),
+        request("c", (1, 2, 3), 2, priority=-1),
+    ),
+)
+"""Prompts longer than the budget of a step, admitted for their first chunk."""
+
+TROUBLES = World(
+    setup=setup(5, watermark_blocks=1),
+    requests=(
+        request("a", (1, 2, 3), 2),
+        request("b", (1, 2, 3, 4), 2, priority=-1),
+        request("c", (1, 2), 2),
+    ),
+    troubles=3,
+)
+"""Any of the rows of a step stop or fail at once."""
+
+GROUPS = World(
+    setup=setup(6, groups=2, block_size=2),
+    requests=(request("a", (1, 2, 3), 3), request("b", (1, 2, 3, 4), 2, priority=-1)),
+    depth=2,
+)
+
+TOKENS = World(
+    setup=setup(5, block_size=1, tokens=2),
+    requests=(request("a", (1, 2), 3), request("b", (1, 3), 2, priority=-1)),
+    depth=3,
+)
+"""Blocks of one token; three plans in flight."""
+
+WORLDS = {
+    "priorities": PRIORITIES,
+    "branches": BRANCHES,
+    "salts": SALTS,
+    "chunks": CHUNKS,
+    "troubles": TROUBLES,
+    "groups": GROUPS,
+    "tokens": TOKENS,
+}

@@ -1,7 +1,7 @@
 """Serving: a scheduler and the oracle, with plans in flight between them, audited at every step."""
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import get_args
 
@@ -10,11 +10,11 @@ from tests.core.contents import check_contents
 
 from octavo.core.block_manager import BlockManager
 from octavo.core.budget import AdmissionRule, Limits, Policy
-from octavo.core.events import Decision, Event, Finished, Refused, Token
+from octavo.core.events import CancelReason, Decision, Event, Finished, Refused, Token
 from octavo.core.invariants import check
 from octavo.core.plan import StepPlan
 from octavo.core.prefix_cache import Context, HashFunction, PrefixCache, sha256
-from octavo.core.request import Request, Sampling
+from octavo.core.request import Pin, Request, Sampling
 from octavo.core.scheduler import Scheduler
 from octavo.simulate.oracle import OracleRunner, answer_alone
 
@@ -39,6 +39,7 @@ class Setup:
     policy: Policy = "priority"
     aging_s: float | None = None
     admission: AdmissionRule = "full"
+    pinned_blocks: int = 0
     depth: int = 1
     cached: bool = True
     hash_function: HashFunction = sha256
@@ -64,6 +65,7 @@ class Setup:
             policy=self.policy,
             aging_s=self.aging_s,
             admission=self.admission,
+            pinned_blocks=self.pinned_blocks,
         )
 
     def oracle(self) -> OracleRunner:
@@ -87,6 +89,7 @@ def random_setup(random: Random) -> Setup:
         admission=random.choice(["full", "chunked"]),
         policy=random.choice(get_args(Policy)),
         aging_s=random.choice([None, None, 1.0, 20.0]),
+        pinned_blocks=random.choice([0, random.randint(1, 9)]),
         depth=random.randint(1, 3),
         cached=random.random() < 0.8,
         hash_function=random.choice([sha256, sha256, constant_hash]),
@@ -114,7 +117,28 @@ def random_request(random: Random, name: str) -> Request:
         branches=random.choice([1, 1, 1, 2, 3, 7]),
         tenant=random.choice(["", "", "a", "b"]),
         sampling=random.choice([Sampling(), DRAWN, Sampling(temperature=1.0, branch=2)]),
+        keep=random.random() < 0.2,
+        after=random.choice([None, None, f"r{random.randint(0, 9)}"]),
     )
+
+
+def random_follower(random: Random, serving: "Serving", name: str) -> Request:
+    """One that goes on from a hold, or nearly; or any, when there is none."""
+    request, holds = random_request(random, name), serving.scheduler.holds.sessions
+    if not holds:
+        return request
+    hold = random.choice(holds)
+    tokens = hold.tokens[: random.choice([len(hold.tokens), random.randint(0, len(hold.tokens))])]
+    tail = tuple(random.choices(range(6), k=random.randint(1, 4)))
+    salt = random.choice([hold.context.salt, hold.context.salt, "third"])
+    return replace(request, prompt=(*tokens, *tail), after=hold.id, salt=salt)
+
+
+def pinning(random: Random, request: Request) -> Request:
+    """The same request, which asks for a pin."""
+    if not request.use_cache:
+        return request
+    return replace(request, pin=Pin(random.randint(1, 20), float(random.randint(0, 40))))
 
 
 def branches_of(request: Request) -> list[tuple[str, Request]]:
@@ -138,6 +162,8 @@ class Serving:
     tokens: dict[str, list[int]] = field(default_factory=dict)
     """By the names that decisions give to branches."""
     endings: dict[str, Finished | Refused] = field(default_factory=dict)
+    stopped: set[str] = field(default_factory=set)
+    """Whose answers the caller ended."""
     now: float = 0.0
 
     def __post_init__(self) -> None:
@@ -163,9 +189,23 @@ class Serving:
             self._take(self.scheduler.submit(request, self.now))
             check(self.scheduler)
 
-    def cancel(self, request_id: str, only: int | None = None) -> None:
-        self._take(self.scheduler.cancel(request_id, self.now, only))
+    def cancel(
+        self, request_id: str, only: int | None = None, reason: CancelReason = "abort"
+    ) -> None:
+        events = self.scheduler.cancel(request_id, self.now, only, reason)
+        if reason == "stop":
+            self.stopped |= {name for event in events for name in self._names(event)}
+        self._take(events)
         check(self.scheduler)
+
+    def drop(self, hold: str) -> None:
+        self._take(self.scheduler.drop(hold, self.now))
+        check(self.scheduler)
+
+    def flush(self) -> None:
+        self._take(self.scheduler.flush(self.now))
+        check(self.scheduler)
+        assert not self.scheduler.manager.pool.cached
 
     def launch(self) -> StepPlan | None:
         """Plan one step and put it in flight."""
@@ -214,7 +254,8 @@ class Serving:
 
     def assert_at_rest(self) -> None:
         pool = self.scheduler.manager.pool
-        assert pool.available == pool.total
+        assert pool.available + pool.yielding == pool.total
+        assert self.scheduler.holds.pinned_blocks <= self.setup.pinned_blocks
         assert self.endings.keys() == self.requests.keys()
         for name in self.requests:
             self.assert_answer(name)
@@ -225,7 +266,8 @@ class Serving:
         request = self.requests[name]
         ending, sent = self.endings[name], tuple(self.tokens[name])
         alone = answer_alone(request, self.setup.vocabulary)
-        if isinstance(ending, Finished) and ending.reason in ("stop", "length"):
+        whole = isinstance(ending, Finished) and ending.reason in ("stop", "length")
+        if whole and name not in self.stopped:
             assert sent == alone
             assert ending.receipt.completion_tokens == len(sent)
             assert ending.receipt.prompt_tokens == (0 if "#" in name else len(request.prompt))
@@ -261,9 +303,15 @@ def random_run(random: Random) -> Serving:
     """One engine, some requests, some of which are cancelled or fail: to the end of all."""
     serving = Serving(random_setup(random))
     for number in range(random.randint(1, 12)):
-        serving.submit(random_request(random, f"r{number}"))
+        request = random_follower(random, serving, f"r{number}")
+        serving.submit(pinning(random, request) if random.random() < 0.2 else request)
         if random.random() < 0.2:
-            serving.cancel(f"r{random.randint(0, number)}", random.choice([None, 0, 2]))
+            only, reason = random.choice([None, 0, 2]), random.choice(["abort", "stop"])
+            serving.cancel(f"r{random.randint(0, number)}", only, reason)
+        if random.random() < 0.1:
+            serving.drop(f"r{random.randint(0, number)}")
+        if random.random() < 0.05:
+            serving.flush()
         if random.random() < 0.1:
             name = f"r{random.randint(0, number)}"
             serving.oracle.failing = {**serving.oracle.failing, name: random.randint(0, 20)}

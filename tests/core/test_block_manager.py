@@ -1,5 +1,6 @@
 """The manager covers a sequence or changes nothing, and shares only what it may."""
 
+from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
 
@@ -10,10 +11,12 @@ from tests.core.serving import constant_hash
 
 from octavo.core.block_manager import Admission, BlockManager, Reservation
 from octavo.core.block_pool import Shortage
+from octavo.core.events import PinRefused
+from octavo.core.holds import Holds
 from octavo.core.invariants import check
 from octavo.core.plan import TableWrite
 from octavo.core.prefix_cache import Context, PrefixCache, sha256
-from octavo.core.request import Request
+from octavo.core.request import Pin, Request
 from octavo.core.sequence import Sequence
 from octavo.units import ceil_div
 
@@ -281,6 +284,7 @@ class ManagerMachine(RuleBasedStateMachine):
         self.manager = BlockManager(blocks=blocks, block_size=size, groups=groups, cache=cache)
         self.cells: dict[tuple[int, int], tuple] = {}
         self.running: list[Sequence] = []
+        self.holds = Holds(self.manager)
         self.rows = count()
 
     @rule(
@@ -377,7 +381,8 @@ class ManagerMachine(RuleBasedStateMachine):
         return [table[index] for table in sequence.tables if offset and index < len(table)]
 
     def owners(self, block: int) -> int:
-        return sum(block in table.blocks for one in self.running for table in one.tables)
+        owners = (*self.running, *self.holds)
+        return sum(block in table.blocks for one in owners for table in one.tables)
 
     def copy(self, taken: Admission | Reservation) -> None:
         for copy in taken.copies:
@@ -405,6 +410,76 @@ class ManagerMachine(RuleBasedStateMachine):
     def leave(self, data: st.DataObject) -> None:
         self.release(data.draw(st.sampled_from(self.running)))
 
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def keep(self, data: st.DataObject) -> None:
+        """A sequence ends, and what it has computed stays; a few stay at most."""
+        sequence = data.draw(st.sampled_from(self.running))
+        sequence.id = f"s{len(self.holds) % 3}"
+        sequence.request = replace(sequence.request, keep=True)
+        self.holds.keep(sequence)
+        self.manager.release(sequence)
+        self.running.remove(sequence)
+
+    @precondition(lambda self: self.holds.sessions)
+    @rule(data=st.data(), share=st.floats(0, 1), tail=st.lists(st.integers(0, 2), max_size=3))
+    def go_on(self, data: st.DataObject, share: float, tail: list[int]) -> None:
+        """From a part, or from all, of what is held."""
+        hold = data.draw(st.sampled_from(self.holds.sessions))
+        tokens = (*hold.tokens[: int(len(hold.tokens) * share)], *(tail or [0]))
+        sequence = sequence_of(self.manager, *tokens, salt=hold.context.salt)
+        row = next(self.rows)
+        room = {"chunk": 99, "upto": 0, "headroom": 0, "parent": hold}
+        missing = self.manager.missing(sequence, **room)
+        gained = self.manager.missing(sequence, **room, holds=True)
+        assert gained <= missing
+        admission = self.manager.admit(sequence, row, **room)
+        if isinstance(admission, Shortage):
+            assert admission.blocks == missing
+            return
+        assert admission.cached_tokens >= hold.common_with(sequence) - self.manager.block_size
+        sequence.admit(row=row, cached=admission.cached_tokens, now=0.0)
+        self.running.append(sequence)
+        self.copy(admission)
+        self.covers(sequence, len(tokens))
+
+    @precondition(lambda self: self.running)
+    @rule(
+        data=st.data(), tokens=st.integers(1, 9), quota=st.integers(0, 6), ttl_s=st.integers(0, 9)
+    )
+    def pin(self, data: st.DataObject, tokens: int, quota: int, ttl_s: int) -> None:
+        sequence = data.draw(st.sampled_from(self.running))
+        sequence.request = replace(sequence.request, pin=Pin(tokens, ttl_s))
+        before = self.holds.pinned_blocks
+        told = self.holds.pin(sequence, quota, now=0.0)
+        assert self.holds.pinned_blocks <= max(before, quota)
+        assert told is None or isinstance(told, PinRefused) or self.holds.pinned_blocks
+
+    @rule(now=st.integers(0, 9))
+    def expire(self, now: int) -> None:
+        self.holds.expire(now)
+        assert all(hold.until_s > now for hold in self.holds)
+
+    @rule()
+    def flush(self) -> None:
+        self.holds.flush()
+        self.manager.flush()
+        for sequence in self.running:
+            sequence.private = True
+        assert len(self.manager.cache) == self.manager.pool.cached == self.holds.pinned_blocks == 0
+
+    @precondition(lambda self: len(self.holds))
+    @rule(data=st.data())
+    def let_go(self, data: st.DataObject) -> None:
+        """What yields is worth it; with nothing left to yield nobody does."""
+        pool = self.manager.pool
+        sequence = sequence_of(self.manager, 1)
+        available, yielding = pool.available, pool.yielding
+        dropped = self.holds.yield_to(sequence)
+        assert (dropped is None) == (yielding == 0)
+        if dropped is not None:
+            assert pool.available - available == dropped.blocks <= yielding
+
     def release(self, sequence: Sequence) -> None:
         freed = self.manager._freed([sequence])
         assert self.manager.release(sequence) == len(freed)
@@ -429,7 +504,12 @@ class ManagerMachine(RuleBasedStateMachine):
             limits = SimpleNamespace(sequences=10**6)
             check(
                 SimpleNamespace(
-                    manager=self.manager, running=self.running, waiting=(), held=(), limits=limits
+                    manager=self.manager,
+                    running=self.running,
+                    holds=self.holds,
+                    waiting=(),
+                    held=(),
+                    limits=limits,
                 )
             )
 

@@ -18,7 +18,7 @@ from tests.core.serving import (
 
 from octavo.core.budget import Policy
 from octavo.core.prefix_cache import sha256
-from octavo.core.request import Request, Sampling
+from octavo.core.request import Pin, Request, Sampling
 from octavo.simulate.oracle import answer_alone
 
 RUNS = int(os.environ.get("OCTAVO_TEST_RUNS", "300"))
@@ -34,6 +34,7 @@ SETUPS = st.builds(
     policy=st.sampled_from(get_args(Policy)),
     aging_s=st.sampled_from([None, 1.0, 20.0]),
     admission=st.sampled_from(["full", "chunked"]),
+    pinned_blocks=st.integers(0, 9),
     depth=st.integers(1, 3),
     cached=st.booleans(),
     hash_function=st.sampled_from([sha256, constant_hash]),
@@ -61,6 +62,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         emitted=st.integers(0, 3),
         branches=st.sampled_from([1, 1, 2, 3, 6]),
         sampling=st.sampled_from([Sampling(), DRAWN, DRAWN]),
+        keep=st.booleans(),
+        pin=st.none() | st.builds(Pin, st.integers(1, 12), st.floats(0, 20)),
     )
     def submit(
         self,
@@ -76,6 +79,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         emitted: int,
         branches: int,
         sampling: Sampling,
+        keep: bool,
+        pin: Pin | None,
     ) -> None:
         prompt = tuple(range(1, head + 1)) + tuple(tail)
         request = Request(
@@ -90,15 +95,52 @@ class SchedulerMachine(RuleBasedStateMachine):
             use_cache=use_cache,
             branches=branches,
             sampling=sampling,
+            keep=keep,
+            pin=pin,
         )
         self.serving.submit(restarted(request, emitted, self.serving.setup.vocabulary))
 
+    @precondition(lambda self: self.serving.scheduler.holds.sessions)
+    @rule(
+        data=st.data(),
+        share=st.sampled_from([1.0, 1.0, 0.5]),
+        tail=st.lists(st.integers(0, 3), min_size=1, max_size=4),
+        max_tokens=st.integers(1, 12),
+        branches=st.sampled_from([1, 1, 3]),
+    )
+    def go_on(
+        self, data: st.DataObject, share: float, tail: list[int], max_tokens: int, branches: int
+    ) -> None:
+        """From what is held, or a part of it."""
+        hold = data.draw(st.sampled_from(self.serving.scheduler.holds.sessions))
+        self.serving.submit(
+            Request(
+                id=f"r{len(self.serving.requests)}",
+                prompt=(*hold.tokens[: int(len(hold.tokens) * share)], *tail),
+                max_tokens=max_tokens,
+                salt=hold.context.salt,
+                branches=branches,
+                keep=True,
+                after=hold.id,
+            )
+        )
+
+    @precondition(lambda self: self.serving.scheduler.holds.sessions)
+    @rule(data=st.data())
+    def drop(self, data: st.DataObject) -> None:
+        hold = data.draw(st.sampled_from(list(self.serving.scheduler.holds)))
+        self.serving.drop(hold.id)
+
+    @rule()
+    def flush(self) -> None:
+        self.serving.flush()
+
     @precondition(lambda self: self.serving.live)
-    @rule(data=st.data(), alone=st.booleans())
-    def cancel(self, data: st.DataObject, alone: bool) -> None:
+    @rule(data=st.data(), alone=st.booleans(), reason=st.sampled_from(["abort", "stop"]))
+    def cancel(self, data: st.DataObject, alone: bool, reason: str) -> None:
         """A whole request, or one of its branches."""
         request = data.draw(st.sampled_from(self.serving.live)).request
-        self.serving.cancel(request.id, request.sampling.branch if alone else None)
+        self.serving.cancel(request.id, request.sampling.branch if alone else None, reason)
 
     @precondition(lambda self: self.serving.live)
     @rule(data=st.data(), position=st.integers(0, 20))

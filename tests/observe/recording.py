@@ -3,10 +3,10 @@
 from random import Random
 from typing import Any
 
-from tests.core.serving import Serving, Setup, random_request, random_setup
+from tests.core.serving import Serving, Setup, pinning, random_follower, random_setup
 
-from octavo.core.calls import Answer, Call, Cancel, Commit, CoreSetup, Plan, Submit
-from octavo.core.events import Event
+from octavo.core.calls import Answer, Call, Cancel, Commit, CoreSetup, Drop, Flush, Plan, Submit
+from octavo.core.events import CancelReason, Event
 from octavo.core.plan import StepPlan, StepResult
 from octavo.core.prefix_cache import Context, sha256
 from octavo.core.request import Request
@@ -28,9 +28,21 @@ class Recorded:
     def submit(self, request: Request, now: float) -> tuple[Event, ...]:
         return self._show(Submit(now, request), self._scheduler.submit(request, now))
 
-    def cancel(self, request_id: str, now: float, only: int | None = None) -> tuple[Event, ...]:
-        call = Cancel(now, request_id, only)
-        return self._show(call, self._scheduler.cancel(request_id, now, only))
+    def cancel(
+        self,
+        request_id: str,
+        now: float,
+        only: int | None = None,
+        reason: CancelReason = "abort",
+    ) -> tuple[Event, ...]:
+        call = Cancel(now, request_id, only, reason)
+        return self._show(call, self._scheduler.cancel(request_id, now, only, reason))
+
+    def drop(self, hold: str, now: float) -> tuple[Event, ...]:
+        return self._show(Drop(now, hold), self._scheduler.drop(hold, now))
+
+    def flush(self, now: float) -> tuple[Event, ...]:
+        return self._show(Flush(now), self._scheduler.flush(now))
 
     def plan(self, now: float) -> StepPlan | None:
         return self._show(Plan(now), self._scheduler.plan(now))
@@ -86,9 +98,14 @@ def random_run(random: Random, serving: Serving) -> None:
         name: random.randint(1, 20) for name in names if random.random() < 0.1
     }
     for name in names:
-        serving.submit(random_request(random, name))
+        request = random_follower(random, serving, name)
+        serving.submit(pinning(random, request) if random.random() < 0.3 else request)
         for _ in range(random.randint(0, 4)):
             serving.step()
             if random.random() < 0.1:
-                serving.cancel(random.choice(names))
+                serving.cancel(random.choice(names), reason=random.choice(["abort", "stop"]))
+        if random.random() < 0.1:
+            serving.drop(random.choice(names))
+        if random.random() < 0.1:
+            serving.flush()
     serving.finish()

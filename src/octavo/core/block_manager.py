@@ -6,15 +6,28 @@ cache (which content can be shared). Every call covers what is asked or changes 
 
 from collections import Counter
 from collections.abc import Collection, Iterable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Protocol
 
 from octavo.core.block_pool import BlockPool, Shortage
 from octavo.core.block_table import ABSENT, BlockTable
 from octavo.core.plan import BlockCopy, TableWrite
-from octavo.core.prefix_cache import Fate, PrefixCache
+from octavo.core.prefix_cache import Fate, Prefix, PrefixCache
 from octavo.core.sequence import Sequence
 from octavo.units import ceil_div
+
+
+class Parent(Protocol):
+    """Who owns blocks that another can go on from: a running sequence, or a hold."""
+
+    id: str
+    tables: tuple[BlockTable, ...]
+    prefixes: list[Prefix]
+    private: bool
+
+    def common_with(self, sequence: Sequence) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +53,7 @@ class Admission:
     blocks_found: int
     blocks_allocated: int
     evicted: tuple[int, ...]
-    parent: Sequence | None = None
+    parent: Parent | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +65,7 @@ class _Found:
 
     entries: tuple[tuple[int, ...], ...]
     tokens: int
-    parent: Sequence | None = None
+    parent: Parent | None = None
 
 
 class BlockManager:
@@ -99,7 +112,7 @@ class BlockManager:
         chunk: int,
         upto: int,
         headroom: int,
-        parent: Sequence | None = None,
+        parent: Parent | None = None,
     ) -> Admission | Shortage:
         """Cover what the sequence needs to start, sharing what the prefix cache or `parent` has.
 
@@ -134,10 +147,13 @@ class BlockManager:
         upto: int,
         headroom: int,
         leaving: Collection[Sequence] = (),
-        parent: Sequence | None = None,
+        parent: Parent | None = None,
+        holds: bool = False,
     ) -> int:
-        """How many blocks `admit` would be short of, had the `leaving` released theirs."""
-        _, short = self._fit(sequence, chunk, upto, headroom, self._freed(leaving), parent)
+        """How many blocks `admit` would be short of, had the `leaving` released theirs, and with
+        `holds` all holds too."""
+        freed = self._freed(leaving, holds)
+        _, short = self._fit(sequence, chunk, upto, headroom, freed, parent, holds)
         return short
 
     def fork(
@@ -160,19 +176,21 @@ class BlockManager:
         upto: int,
         headroom: int,
         freed: Collection[int],
-        parent: Sequence | None,
+        parent: Parent | None,
+        holds: bool = False,
     ) -> tuple[_Found, int]:
         """(what to share, blocks missing), were the `freed` available too."""
         found = self._find(sequence)
         if parent is not None:
-            shared = min(parent.computed, sequence.common)
-            found = max(found, self._held(parent, shared), key=lambda one: one.tokens)
-        short = self._shortage(found, self._reach(sequence, found, chunk, upto), headroom, freed)
+            held = self._held(parent, parent.common_with(sequence))
+            found = max(found, held, key=lambda one: one.tokens)
+        reach = self._reach(sequence, found, chunk, upto)
+        short = self._shortage(found, reach, headroom, freed, holds)
         rest = found.tokens % self.block_size
         if short and rest:  # the copy may need one block more than computing that block again
             found = replace(found, entries=found.entries[:-1], tokens=found.tokens - rest)
             reach = self._reach(sequence, found, chunk, upto)
-            short = self._shortage(found, reach, headroom, freed)
+            short = self._shortage(found, reach, headroom, freed, holds)
         return found, short
 
     def _reach(self, sequence: Sequence, found: _Found, chunk: int, upto: int) -> int:
@@ -197,28 +215,31 @@ class BlockManager:
                 nodes, tokens = [*nodes, begun[0]], tokens + begun[1]
         return _Found(tuple(tuple(node.blocks) for node in nodes), tokens)
 
-    def _held(self, parent: Sequence, upto: int) -> _Found:
+    def _held(self, parent: Parent, upto: int) -> _Found:
         """What `parent` holds of the first `upto` positions."""
         count = ceil_div(upto, self.block_size)
         entries = zip(*(table.blocks[:count] for table in parent.tables), strict=True)
         return _Found(tuple(entries), upto, parent)
 
-    def _shortage(self, found: _Found, reach: int, headroom: int, freed: Collection[int]) -> int:
+    def _shortage(
+        self, found: _Found, reach: int, headroom: int, freed: Collection[int], holds: bool
+    ) -> int:
         """How many blocks are missing to cover `reach` positions with these hits; 0 if none."""
         whole = found.tokens // self.block_size
         needed = self.groups * (ceil_div(reach, self.block_size) - whole)
         revived = sum(
-            self.pool.is_cached(block) or block in freed
+            self.pool.is_cached(block) or block in freed or (holds and self.pool.yields(block))
             for block in chain.from_iterable(found.entries)
         )
-        return max(0, headroom + needed + revived - self.pool.available - len(freed))
+        available = self.pool.available + len(freed) + holds * self.pool.yielding
+        return max(0, headroom + needed + revived - available)
 
-    def _freed(self, leaving: Iterable[Sequence]) -> frozenset[int]:
-        """The blocks that nobody but the `leaving` owns."""
+    def _freed(self, leaving: Iterable[Sequence], holds: bool = False) -> frozenset[int]:
+        """The blocks that nobody but the `leaving` owns, or nobody but they and `holds`."""
         return frozenset(
             block
             for block, owners in _owners(leaving).items()
-            if owners == self.pool.references(block)
+            if owners + holds * self.pool.holds(block) == self.pool.references(block)
         )
 
     def _share(self, sequence: Sequence, found: _Found) -> None:
@@ -228,8 +249,11 @@ class BlockManager:
         for group, table in enumerate(sequence.tables):
             table.grow(tuple(entry[group] for entry in found.entries))
         sequence.sealed = found.tokens // self.block_size
+        sequence.private = False
         if found.parent is not None:
             sequence.prefixes = found.parent.prefixes[: sequence.sealed]
+            sequence.sealed = len(sequence.prefixes)  # fewer if the parent published nothing
+            sequence.private = found.parent.private
 
     @staticmethod
     def _tables_of(sequence: Sequence, row: int) -> tuple[TableWrite, ...]:
@@ -256,17 +280,24 @@ class BlockManager:
         """
         return self._cover(sequence, sequence.row, sequence.scheduled, upto)
 
-    def lacking(self, sequence: Sequence, upto: int, leaving: Collection[Sequence]) -> int:
-        """How many blocks `reserve` would be short of, had the `leaving` released theirs."""
+    def lacking(
+        self, sequence: Sequence, upto: int, leaving: Collection[Sequence], holds: bool = False
+    ) -> int:
+        """How many blocks `reserve` would be short of, had the `leaving` released theirs, and with
+        `holds` all holds too."""
         going = _owners(leaving)
         index = sequence.scheduled // self.block_size
         copied = sum(
-            self.pool.references(table[index]) - going[table[index]] > 1
+            self.pool.references(table[index])
+            - going[table[index]]
+            - holds * self.pool.holds(table[index])
+            > 1
             for table in sequence.tables
             if self._protects(table, sequence.scheduled)
         )
         missing = sum(table.missing(upto) for table in sequence.tables)
-        return max(0, missing + copied - self.pool.available - len(self._freed(leaving)))
+        available = self.pool.available + len(self._freed(leaving, holds))
+        return max(0, missing + copied - available - holds * self.pool.yielding)
 
     def _cover(self, sequence: Sequence, row: int, start: int, upto: int) -> Reservation | Shortage:
         """`reserve` for a sequence that writes from position `start` on.
@@ -312,7 +343,7 @@ class BlockManager:
 
         Cost     one hash a filled block; nothing between.
         """
-        if self._cache is None or not sequence.request.use_cache:
+        if self._cache is None or not sequence.request.use_cache or sequence.private:
             return
         full = sequence.computed // self.block_size
         if full <= sequence.sealed:
@@ -339,11 +370,60 @@ class BlockManager:
 
         The tail goes first, in every group: it is evicted before the head that more prompts share.
         """
+        return self._release(sequence.tables)
+
+    def _release(self, tables: Items[BlockTable]) -> int:
         before = self.pool.available
-        entries = zip(*(table.clear() for table in sequence.tables), strict=True)
+        entries = zip(*(table.clear() for table in tables), strict=True)
         for block in chain.from_iterable(reversed(list(entries))):
             self.pool.release(block, keep=self._publishes(block))
         return self.pool.available - before
+
+    # --- holds
+
+    def keep(self, sequence: Sequence) -> tuple[BlockTable, ...]:
+        """Tables for a hold, with all blocks whose content `sequence` has computed; it loses them,
+        and what it has beyond is given back."""
+        kept = []
+        for table in sequence.tables:
+            for block in reversed(table.truncate(ceil_div(sequence.computed, self.block_size))):
+                self.pool.release(block, keep=False)
+            kept.append(BlockTable(self.block_size))
+            kept[-1].grow(table.clear())
+            for _, block in kept[-1].live():
+                self.pool.hold(block)
+        return tuple(kept)
+
+    def published(self, nodes: Items[Prefix]) -> set[int] | None:
+        """The blocks in which a sequence that begins with `nodes` would find them; None if it would
+        not find all."""
+        if self._cache is None or self._cache.match(nodes, len(nodes)) < len(nodes):
+            return None
+        return {block for node in nodes for block in node.blocks if block != ABSENT}
+
+    def pin(self, nodes: Items[Prefix]) -> tuple[BlockTable, ...]:
+        """Tables for a hold, of the published blocks of `nodes`."""
+        tables = tuple(BlockTable(self.block_size) for _ in range(self.groups))
+        for group, table in enumerate(tables):
+            table.grow(tuple(node.blocks[group] for node in nodes))
+            for _, block in table.live():
+                self.pool.share(block)
+                self.pool.hold(block)
+        return tables
+
+    def let_go(self, tables: Items[BlockTable]) -> int:
+        """Give back what a hold has; returns how many blocks are available again."""
+        for table in tables:
+            for _, block in table.live():
+                self.pool.unhold(block)
+        return self._release(tables)
+
+    def flush(self) -> None:
+        """Empty the prefix cache: unowned blocks become free, the others are found no more."""
+        if self._cache is not None:
+            published = list(self._cache.published())
+            self._forget(published, Fate("flushed", "", self._now, self._plan_id))
+            self.pool.drop([block for block in published if self.pool.is_cached(block)])
 
     def _publishes(self, block: int) -> bool:
         return self._cache is not None and self._cache.publishes(block)

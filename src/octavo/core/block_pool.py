@@ -5,6 +5,8 @@
       └── release ─────┘  └───────── share ────────┘
     owned ── release(fenced) ──▶ fenced ── lift ──▶ free
 
+An owner may be a hold: it gives its blocks up when others need them.
+
 Free blocks go first; when there are none, the cached block that was released longest ago is reused.
 """
 
@@ -33,6 +35,9 @@ class BlockPool:
 
     def __init__(self, blocks: int) -> None:
         self._references = [0] * blocks
+        self._holds = [0] * blocks
+        """How many of the owners of a block are holds."""
+        self._yielding = 0
         self._epochs = [0] * blocks
         self._free = list(range(blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
@@ -58,6 +63,19 @@ class BlockPool:
     @property
     def owned(self) -> int:
         return self.total - self.available - self.fenced
+
+    @property
+    def yielding(self) -> int:
+        """How many owned blocks have no owners but holds: they are available once those go."""
+        return self._yielding
+
+    def yields(self, block: int) -> bool:
+        """Whether `block` is owned, and by holds alone."""
+        return 0 < self._references[block] == self._holds[block]
+
+    def holds(self, block: int) -> int:
+        """How many of the owners of `block` are holds."""
+        return self._holds[block]
 
     def references(self, block: int) -> int:
         return self._references[block]
@@ -89,6 +107,7 @@ class BlockPool:
         """Add an owner to a block that is owned or cached."""
         if self._references[block] == 0:
             del self._cached[block]
+        self._yielding -= self.yields(block)
         self._references[block] += 1
 
     def release(self, block: int, *, keep: bool, fenced: bool = False) -> None:
@@ -96,6 +115,7 @@ class BlockPool:
         assert self._references[block] > 0, f"block {block} has no owner to release it"
         self._references[block] -= 1
         if self._references[block] > 0:
+            self._yielding += self.yields(block)
             return
         if fenced:
             self._fenced.add(block)
@@ -103,6 +123,16 @@ class BlockPool:
             self._cached[block] = None
         else:
             self._free.append(block)
+
+    def hold(self, block: int) -> None:
+        """From now on one more of its owners is a hold."""
+        self._holds[block] += 1
+        self._yielding += self.yields(block)
+
+    def unhold(self, block: int) -> None:
+        """That owner is about to release the block."""
+        self._yielding -= self.yields(block)
+        self._holds[block] -= 1
 
     def lift(self, block: int) -> None:
         """End the fence of a block: its transfer is done, it is free."""

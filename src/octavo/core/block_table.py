@@ -57,6 +57,11 @@ class BlockTable:
         before, self._blocks[index] = self._blocks[index], block
         return before
 
+    def truncate(self, count: int) -> tuple[int, ...]:
+        """Forget all entries but the first `count`, and return the blocks that stood there."""
+        rest, self._blocks = self._blocks[count:], self._blocks[:count]
+        return tuple(block for block in rest if block != ABSENT)
+
     def clear(self) -> tuple[int, ...]:
         """Forget all entries and return them."""
         blocks, self._blocks = tuple(self._blocks), []

@@ -21,6 +21,7 @@ class Limits:
     `watermark_blocks` stay available when a sequence is admitted beside others, so that those can
     grow for a while before anyone must be preempted. Who waits climbs one priority class for each
     `aging_s` (None or 0: never).
+    At most `pinned_blocks` are kept in the pool for prompts to come because requests asked for it.
 
     Raises  ConfigError for limits under which nothing could ever run.
     """
@@ -33,6 +34,7 @@ class Limits:
     admission: AdmissionRule = "full"
     policy: Policy = "priority"
     aging_s: float | None = None
+    pinned_blocks: int = 0
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -54,6 +56,7 @@ _LEAST = {
     "waiting_tokens": 1,
     "watermark_blocks": 0,
     "aging_s": 0,
+    "pinned_blocks": 0,
 }
 _KNOWN = {"admission": get_args(AdmissionRule), "policy": get_args(Policy)}
 

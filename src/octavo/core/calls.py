@@ -7,7 +7,7 @@ same decisions again.
 from dataclasses import dataclass, field
 
 from octavo.core.budget import Limits
-from octavo.core.events import Event
+from octavo.core.events import CancelReason, Event
 from octavo.core.plan import StepPlan, StepResult
 from octavo.core.prefix_cache import Context
 from octavo.core.request import Request
@@ -38,11 +38,13 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """`branch` alone, or all of the request."""
+    """`branch` alone, or all of the request. With the reason "stop" the caller has found the end
+    of the answer, a stop string say: it ends as it should."""
 
     now: float
     request_id: str
     branch: int | None = None
+    reason: CancelReason = "abort"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,22 @@ class Commit:
     result: StepResult
 
 
-Call = Submit | Cancel | Plan | Commit
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Give up the hold of this name, if there is one."""
+
+    now: float
+    hold: str
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """Empty the prefix cache: no later request finds what was computed before. Pins end."""
+
+    now: float
+
+
+Call = Submit | Cancel | Plan | Commit | Drop | Flush
 Answer = tuple[Event, ...] | StepPlan | None
 """A plan is answered by a `StepPlan`, or None when there is nothing to compute; all else by
 events."""

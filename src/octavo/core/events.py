@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+CancelReason = Literal["abort", "stop"]
+"""Of those a caller may give."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +72,8 @@ Event = Token | Finished | Refused
 class Admitted:
     """`cached_tokens` were found; `blocks_found` are shared whole, `blocks_allocated` are new.
 
-    They were found in the prefix cache, or with the running sequence `parent`. In decisions the
-    branches of a request after the first are named `ID#1`, `ID#2` and so on.
+    They were found in the prefix cache, or with `parent`: a running sequence or a hold. In
+    decisions the branches of a request after the first are named `ID#1`, `ID#2` and so on.
     """
 
     request_id: str
@@ -124,4 +126,54 @@ class Evicted:
     beneficiary: str
 
 
-Decision = Admitted | Deferred | Chunked | Preempted | Evicted
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """The beginning of a prompt stays in the pool under `name`, in so many blocks, until `until_s`,
+    or longer if it is found until then."""
+
+    request_id: str
+    name: str
+    blocks: int
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PinRefused:
+    """A pin was not granted: it is shorter than a block ("tokens"), its blocks are not in the cache
+    ("cache"), or with them more blocks would be pinned than may be ("quota")."""
+
+    request_id: str
+    limit: Literal["tokens", "cache", "quota"]
+    blocks: int
+    missing: int
+
+
+@dataclass(frozen=True, slots=True)
+class HoldDropped:
+    """A pin or a session gave up its blocks so that `beneficiary` can go on; so many became
+    available."""
+
+    name: str
+    beneficiary: str
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class HoldExpired:
+    """The time of a pin is over; so many blocks became available."""
+
+    name: str
+    blocks: int
+
+
+Decision = (
+    Admitted
+    | Deferred
+    | Chunked
+    | Preempted
+    | Evicted
+    | Pinned
+    | PinRefused
+    | HoldDropped
+    | HoldExpired
+)

@@ -15,6 +15,7 @@ def check(scheduler: Scheduler) -> None:
     Raises AssertionError naming the first book that does not balance.
     """
     _check_blocks(scheduler)
+    _check_holds(scheduler)
     _check_sequences(scheduler)
     _check_cache(scheduler)
 
@@ -37,8 +38,8 @@ def _check_blocks(scheduler: Scheduler) -> None:
     free, cached, fenced = pool.states()
     held = Counter(
         block
-        for sequence in scheduler.running
-        for table in sequence.tables
+        for owner in (*scheduler.running, *scheduler.holds)
+        for table in owner.tables
         for _, block in table.live()
     )
     owned = set(held)
@@ -51,6 +52,20 @@ def _check_blocks(scheduler: Scheduler) -> None:
         assert pool.references(block) == held[block], (
             f"block {block} has {pool.references(block)} references, {held[block]} owners"
         )
+
+
+def _check_holds(scheduler: Scheduler) -> None:
+    """The pool knows what would be available without holds, and pins keep to their quota."""
+    pool, size = scheduler.manager.pool, scheduler.manager.block_size
+    blocks = Counter(block for hold in scheduler.holds for block in hold.blocks())
+    for block in range(pool.total):
+        assert pool.holds(block) == blocks[block], f"block {block} is in {blocks[block]} holds"
+    yielding = sum(pool.references(block) == count for block, count in blocks.items())
+    assert pool.yielding == yielding, f"{pool.yielding} blocks yield, not {yielding}"
+    for hold in scheduler.holds:
+        for table in hold.tables:
+            assert len(table) == ceil_div(len(hold.tokens), size), f"{hold.id}: table length"
+    assert scheduler.holds.pinned_blocks <= pool.total
 
 
 def _check_sequences(scheduler: Scheduler) -> None:

@@ -29,6 +29,15 @@ def branch_name(request_id: str, number: int) -> str:
     return f"{request_id}#{number}" if number else request_id
 
 
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """Keep the blocks of the first `tokens` prompt tokens in the pool until they were not used for
+    `ttl_s` seconds. Whole blocks only."""
+
+    tokens: int
+    ttl_s: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One prompt and how to continue it.
@@ -40,6 +49,9 @@ class Request:
     `emitted` are answer tokens that an earlier engine has sent already (a restart resumes
     with them); they count as answer. A lower `priority` value goes first. `tenant` is on whose
     behalf it comes: some policies are fair between tenants.
+    `pin` asks that the beginning of the prompt stays in the pool. `keep` asks that each answer that
+    ends as it should leaves its blocks as a hold, under the name that decisions give it; a request
+    that is to go on `after` this name shares as many positions as it begins alike.
     """
 
     id: str
@@ -54,6 +66,9 @@ class Request:
     emitted: tuple[int, ...] = ()
     branches: int = 1
     tenant: str = ""
+    pin: Pin | None = None
+    keep: bool = False
+    after: str | None = None
 
     def split(self) -> "tuple[Request, ...]":
         """One request a branch, in order."""

@@ -4,8 +4,9 @@
                  ▲                    │
                  └───── preempt ──────┘
 
-Four calls change state: submit, cancel, plan, commit. None reads a clock or does I/O. Several plans
-may be in flight; they are committed in the order in which they were made.
+Submit, cancel, plan and commit change state; drop and flush what is held or cached. None reads a
+clock or does I/O. Several plans may be in flight; they are committed in the order in which they
+were made.
 """
 
 from collections import Counter, deque
@@ -16,11 +17,12 @@ from math import inf
 from typing import NamedTuple
 
 from octavo.core import policy
-from octavo.core.block_manager import Admission, BlockManager, Reservation
+from octavo.core.block_manager import Admission, BlockManager, Parent, Reservation
 from octavo.core.block_pool import Shortage
 from octavo.core.budget import Budget, Limits
 from octavo.core.events import (
     Admitted,
+    CancelReason,
     Chunked,
     Decision,
     Deferred,
@@ -31,6 +33,7 @@ from octavo.core.events import (
     Preempted,
     Refused,
 )
+from octavo.core.holds import Holds
 from octavo.core.pace import Pace
 from octavo.core.plan import Bind, RowFailed, Sampled, Span, StepPlan, StepResult
 from octavo.core.policy import Circumstances
@@ -102,6 +105,7 @@ class Scheduler:
         self.manager = manager
         self.limits = limits
         self.counters = Counters()
+        self.holds = Holds(manager)
         self.pace = Pace()
         self._context = context or Context()
         self._waiting = Waiting()
@@ -115,6 +119,8 @@ class Scheduler:
         self._arrivals = 0
         self._tickets = 0
         self._plans = 0
+        self._untold: list[Decision] = []
+        """Decisions made since the last plan."""
 
     @property
     def waiting(self) -> tuple[Sequence, ...]:
@@ -162,18 +168,39 @@ class Scheduler:
         self._queue_next(siblings, now)
         return ()
 
-    def cancel(self, request_id: str, now: float, only: int | None = None) -> tuple[Event, ...]:
+    def cancel(
+        self,
+        request_id: str,
+        now: float,
+        only: int | None = None,
+        reason: CancelReason = "abort",
+    ) -> tuple[Event, ...]:
         """End a request wherever it is, or the `only` one of its answers that has this number;
         nothing if that has ended already."""
         siblings = self._by_id.get(request_id)
         ending = () if siblings is None else siblings.of(only)
-        return tuple(self._end(sequence, "abort", None, now) for sequence in ending)
+        return tuple(self._end(sequence, reason, None, now) for sequence in ending)
+
+    def drop(self, hold: str, now: float) -> tuple[Event, ...]:
+        """Give up the hold of this name, if there is one. No events come of it."""
+        self.holds.drop(hold)
+        return ()
+
+    def flush(self, now: float) -> tuple[Event, ...]:
+        """Let no later request find what was computed before; pins end. No events come of it."""
+        self.manager.begin(now, self._plans)
+        self.holds.flush()
+        self.manager.flush()
+        for sequence in self._running:
+            sequence.private = True
+        return ()
 
     def plan(self, now: float) -> StepPlan | None:
         """Decide the next step; None when there is nothing to compute."""
         self.manager.begin(now, self._plans)
         at = Circumstances(now=now, limits=self.limits, highest=min(self._live, default=0))
         draft = _Draft(self._plans, at, Budget(self.limits.tokens))
+        self._untold += self.holds.expire(now)
         self._grant(draft)
         self._secure(draft)
         if not draft.preempted:
@@ -190,6 +217,7 @@ class Scheduler:
         events: list[Event] = []
         for part in step.parts:
             events += self._take_in(part, outcomes.get(part.span.row), now)
+            self._pin(part.sequence, now)
         self.pace.observe(step.tokens, now - max(step.planned_at, self._committed_at))
         self._committed_at = now
         return tuple(events)
@@ -211,6 +239,8 @@ class Scheduler:
                 f"prompt and answer need {needed} KV blocks,"
                 f" the pool has {self.manager.pool.total}",
             )
+        if request.pin and (self.manager.cache is None or not request.use_cache):
+            return Refused(request.id, "pin", "a pin needs the prefix cache, which is off")
         if request.id in self._by_id:
             return Refused(request.id, "id", f"a request with id {request.id!r} is live")
         return turned_away(
@@ -276,9 +306,13 @@ class Scheduler:
                 if not isinstance(reservation, Shortage):
                     draft.cover(sequence, reservation)
                     break
-                victim = policy.victim_for(sequence, self._running)
                 below = policy.below(sequence, self._running)
-                if victim is None or self.manager.lacking(sequence, upto, below):
+                lacking = self.manager.lacking(sequence, upto, below, holds=True)
+                if not lacking and (dropped := self.holds.yield_to(sequence)):
+                    draft.decisions.append(dropped)
+                    continue
+                victim = policy.victim_for(sequence, self._running)
+                if victim is None or lacking:
                     draft.budget.refund(draft.grants.pop(sequence))
                     draft.decisions.append(Deferred(sequence.id, "blocks", reservation.blocks))
                 else:
@@ -314,6 +348,8 @@ class Scheduler:
         if draft.budget.left == 0:
             return Deferred(sequence.id, "tokens", sequence.demand)
         chunk = draft.budget.left
+        if self.manager.pool.yielding:
+            self._ask_holds(sequence, chunk, draft)
         victims = self._victims(sequence, chunk, draft.at)
         if victims is None:
             return self._short_of_room(sequence, chunk)
@@ -331,6 +367,18 @@ class Scheduler:
         self._start(sequence, admission, chunk, draft)
         return None
 
+    def _ask_holds(self, sequence: Sequence, chunk: int, draft: _Draft) -> None:
+        """Let holds go, as many as it takes for `sequence` to start, if it can then."""
+        lower = policy.yielding_to(sequence, self._running, draft.at)
+        leaving = () if self._rows else lower[:1]
+        if not (self._rows or lower) or self._missing(sequence, chunk, lower, holds=True):
+            return
+        while self._missing(sequence, chunk, leaving):
+            dropped = self.holds.yield_to(sequence)
+            if dropped is None:
+                return
+            draft.decisions.append(dropped)
+
     def _victims(self, sequence: Sequence, chunk: int, at: Circumstances) -> list[Sequence] | None:
         """Who must yield a row or blocks for `sequence` to start; None if that would not do."""
         lower = policy.yielding_to(sequence, self._running, at)
@@ -346,7 +394,9 @@ class Scheduler:
             return Deferred(sequence.id, "blocks", missing)
         return Deferred(sequence.id, "rows", 1)
 
-    def _missing(self, sequence: Sequence, chunk: int, leaving: Items[Sequence]) -> int:
+    def _missing(
+        self, sequence: Sequence, chunk: int, leaving: Items[Sequence], *, holds: bool = False
+    ) -> int:
         return self.manager.missing(
             sequence,
             chunk=chunk,
@@ -354,10 +404,17 @@ class Scheduler:
             headroom=self._headroom(sequence, leaving),
             leaving=leaving,
             parent=self._parent_of(sequence),
+            holds=holds,
         )
 
-    def _parent_of(self, sequence: Sequence) -> Sequence | None:
-        return self._by_id[sequence.request.id].parent_of(sequence)
+    def _parent_of(self, sequence: Sequence) -> Parent | None:
+        """Whose blocks it can go on from: those of a running sibling, or of the hold it names."""
+        parents: list[Parent | None] = [
+            self._by_id[sequence.request.id].parent_of(sequence),
+            self.holds.of(sequence),
+        ]
+        there = [parent for parent in parents if parent is not None]
+        return max(there, key=lambda parent: parent.common_with(sequence), default=None)
 
     def _headroom(self, sequence: Sequence, leaving: Items[Sequence]) -> int:
         return policy.headroom(
@@ -388,7 +445,10 @@ class Scheduler:
                 None if admission.parent is None else admission.parent.id,
             )
         )
-        if not resumed and admission.parent is None:
+        self.holds.hit(sequence, draft.at.now)
+        self._pin(sequence, draft.at.now)
+        cached = self.manager.cache is not None and sequence.request.use_cache
+        if cached and not resumed and admission.parent is None:
             self.counters.prefix_tokens_queried += sequence.length
             self.counters.prefix_tokens_hit += admission.cached_tokens
         demand = sequence.demand
@@ -410,6 +470,8 @@ class Scheduler:
         parts = tuple(self._part(sequence, count) for sequence, count in draft.grants.items())
         for sequence, count in draft.grants.items():
             sequence.schedule(count, draft.id)
+        draft.decisions += self._untold
+        self._untold = []
         plan = StepPlan(
             id=draft.id,
             binds=tuple(draft.binds),
@@ -439,6 +501,11 @@ class Scheduler:
         return _Part(sequence, sequence.epoch, span)
 
     # --- commit
+
+    def _pin(self, sequence: Sequence, now: float) -> None:
+        told = self.holds.pin(sequence, self.limits.pinned_blocks, now)
+        if told is not None:
+            self._untold.append(told)
 
     def _take_in(self, part: _Part, outcome: Sampled | RowFailed | None, now: float) -> list[Event]:
         sequence = part.sequence
@@ -478,6 +545,8 @@ class Scheduler:
         if sequence.state is State.RUNNING:
             self._running.remove(sequence)
             self._rows.append(sequence.row)
+            if reason in ("stop", "length"):
+                self.holds.keep(sequence)
             self.manager.release(sequence)
         elif sequence in self._waiting:
             self._waiting.remove(sequence)

@@ -77,6 +77,10 @@ class Sequence:
         self.prefixes: list[Prefix] = []
         self.sealed = 0
         """Leading blocks whose content is final and was offered to the prefix cache."""
+        self.private = False
+        """Nothing that it computes is published: it began before the cache was flushed."""
+        self.pinned = number > 0
+        """The pin that its request asks for was granted or refused, or is another sibling's."""
         self.last_served = -1
         self._reached = 0
         self._cached_tokens = 0
@@ -102,6 +106,10 @@ class Sequence:
     @property
     def demand(self) -> int:
         return min(len(self.tokens) + self.promised, self.last_position) - self.scheduled
+
+    def common_with(self, sequence: "Sequence") -> int:
+        """How many leading positions `sequence`, a sibling, can take over."""
+        return min(self.computed, sequence.common)
 
     def become(self, state: State) -> None:
         assert state in TRANSITIONS[self.state], f"{self.id}: {self.state} → {state}"

@@ -4,7 +4,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from octavo.core.events import Admitted, Deferred, Finished, Preempted, Receipt, Refused
+from octavo.core.events import (
+    Admitted,
+    Deferred,
+    Finished,
+    HoldDropped,
+    Pinned,
+    PinRefused,
+    Preempted,
+    Receipt,
+    Refused,
+)
 from octavo.observe.lives import Arrived, Drew, Filled, Life, Moment, Phase, Reused, Waited, What
 
 T = TypeVar("T")
@@ -139,6 +149,12 @@ def _words(what: What, life: Life, for_s: float) -> str:
             return f"{_count(blocks, 'cached block')} evicted to make room for it"
         case Preempted():
             return _preempted(what, life)
+        case Pinned(_, name, blocks):
+            return f"its beginning stays cached: {_count(blocks, 'block')} pinned as {name}"
+        case PinRefused():
+            return f"its beginning was not pinned: {_not_pinned(what)}"
+        case HoldDropped(name, _, blocks):
+            return f"needed room: the hold {name} gave up {_count(blocks, 'block')}"
         case Finished() | Refused():
             return _ended(what)
 
@@ -165,6 +181,16 @@ def _preempted(what: Preempted, life: Life) -> str:
         f" {_count(what.blocks_released, 'block')} released,"
         f" {_count(what.tokens_to_recompute, 'token')} to recompute unless still cached"
     )
+
+
+def _not_pinned(what: PinRefused) -> str:
+    match what.limit:
+        case "tokens":
+            return f"{_count(what.missing, 'token')} short of a block"
+        case "cache":
+            return "its blocks are not in the prefix cache"
+        case "quota":
+            return f"with it {_count(what.missing, 'block')} too many would be pinned"
 
 
 def _ended(what: Finished | Refused) -> str:

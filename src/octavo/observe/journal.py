@@ -22,8 +22,8 @@ from typing import Any, TypeVar, get_args
 
 import msgspec
 
-from octavo.core.calls import Answer, Call, Cancel, Commit, CoreSetup, Plan, Submit
-from octavo.core.events import Decision, Event, Finished, Refused, Token
+from octavo.core.calls import Answer, Call, Cancel, Commit, CoreSetup, Drop, Flush, Plan, Submit
+from octavo.core.events import CancelReason, Decision, Event, Finished, Refused, Token
 from octavo.core.plan import (
     Bind,
     BlockCopy,
@@ -159,6 +159,16 @@ class _Cancel(msgspec.Struct, frozen=True, tag="cancel", tag_field="call", omit_
     request_id: str
     said: tuple[tuple[str, Any], ...]
     branch: int | None = None
+    reason: CancelReason = "abort"
+
+
+class _Drop(msgspec.Struct, frozen=True, tag="drop", tag_field="call"):
+    now: float
+    hold: str
+
+
+class _Flush(msgspec.Struct, frozen=True, tag="flush", tag_field="call"):
+    now: float
 
 
 class _PlanCall(msgspec.Struct, frozen=True, tag="plan", tag_field="call"):
@@ -173,7 +183,7 @@ class _Commit(msgspec.Struct, frozen=True, tag="commit", tag_field="call"):
     said: tuple[tuple[str, Any], ...]
 
 
-_Line = _Submit | _Cancel | _PlanCall | _Commit
+_Line = _Submit | _Cancel | _PlanCall | _Commit | _Drop | _Flush
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(_Line)
@@ -193,8 +203,12 @@ def encode(call: Call, answer: Answer) -> bytes:
             return _encoder.encode(_Commit(now, result.plan_id, outcomes, _said(answer)))
         case Submit(now, request):
             return _encoder.encode(_Submit(now, request, _said(answer)))
-        case Cancel(now, request_id, branch):
-            return _encoder.encode(_Cancel(now, request_id, _said(answer), branch))
+        case Cancel(now, request_id, branch, reason):
+            return _encoder.encode(_Cancel(now, request_id, _said(answer), branch, reason))
+        case Drop(now, hold):
+            return _encoder.encode(_Drop(now, hold))
+        case Flush(now):
+            return _encoder.encode(_Flush(now))
 
 
 def _plan(plan: StepPlan) -> _Plan:
@@ -288,8 +302,13 @@ class _Reader:
                 if not events:
                     self._live |= {(own.id, own.sampling.branch): own for own in request.split()}
                 return Entry(number, Submit(now, request), events)
-            case _Cancel(now, request_id, said, branch):
-                return Entry(number, Cancel(now, request_id, branch), self._events(number, said))
+            case _Cancel(now, request_id, said, branch, reason):
+                call = Cancel(now, request_id, branch, reason)
+                return Entry(number, call, self._events(number, said))
+            case _Drop(now, hold):
+                return Entry(number, Drop(now, hold), ())
+            case _Flush(now):
+                return Entry(number, Flush(now), ())
             case _PlanCall(now, plan):
                 answer = None if plan is None else self._plan(number, plan)
                 return Entry(number, Plan(now), answer)

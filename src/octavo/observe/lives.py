@@ -18,6 +18,10 @@ from octavo.core.events import (
     Deferred,
     Evicted,
     Finished,
+    HoldDropped,
+    HoldExpired,
+    Pinned,
+    PinRefused,
     Preempted,
     Refused,
 )
@@ -71,7 +75,19 @@ class Reused:
 
 
 What = (
-    Arrived | Waited | Admitted | Filled | Drew | Reused | Deferred | Preempted | Finished | Refused
+    Arrived
+    | Waited
+    | Admitted
+    | Filled
+    | Drew
+    | Reused
+    | Deferred
+    | Preempted
+    | Pinned
+    | PinRefused
+    | HoldDropped
+    | Finished
+    | Refused
 )
 
 
@@ -256,8 +272,14 @@ class Lives:
                 life.tell_again(Reused(1), now)
             case Deferred(request_id):
                 self._lives[request_id].tell_again(decision, now)
-            case Chunked():
-                pass  # its span says as much
+            case Pinned(request_id) | PinRefused(request_id):
+                told = self._lives.get(request_id) or self._ended.get(request_id)
+                if told is not None:
+                    told.tell(decision, now)
+            case HoldDropped(_, beneficiary):
+                self._lives[beneficiary].tell(decision, now)
+            case Chunked() | HoldExpired():
+                pass  # its span says as much; nobody's life
 
     def _note_queue(self, first: Deferred | None, now: float) -> None:
         """The head of the queue waits for this from now on, until the next plan says otherwise."""

@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from octavo.core.calls import Answer, Call, Cancel, Commit, CoreSetup, Plan, Submit
+from octavo.core.calls import Answer, Call, Cancel, Commit, CoreSetup, Drop, Flush, Plan, Submit
 from octavo.core.plan import StepPlan
 from octavo.core.setup import scheduler_of
 from octavo.errors import OctavoError
@@ -27,13 +27,17 @@ class Replay:
         match call:
             case Submit(now, request):
                 return self.scheduler.submit(request, now)
-            case Cancel(now, request_id, branch):
-                return self.scheduler.cancel(request_id, now, branch)
+            case Cancel(now, request_id, branch, reason):
+                return self.scheduler.cancel(request_id, now, branch, reason)
             case Plan(now):
                 plan = self.scheduler.plan(now)
                 if plan is not None:
                     self._in_flight.append(plan)
                 return plan
+            case Drop(now, hold):
+                return self.scheduler.drop(hold, now)
+            case Flush(now):
+                return self.scheduler.flush(now)
             case Commit():
                 return self._commit(call)
 

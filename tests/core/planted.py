@@ -26,7 +26,7 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 def shares_without_owning(patch: pytest.MonkeyPatch) -> None:
     """A hit does not count as an owner: the block is handed to another while it is read."""
 
-    def release(pool: BlockPool, block: int, *, keep: bool, fenced: bool = False) -> None:
+    def release(pool: BlockPool, block: int, *, keep: bool) -> None:
         if pool._references[block]:
             pool._references[block] = 0
             (pool._cached.update({block: None}) if keep else pool._free.append(block))
@@ -85,7 +85,7 @@ def forks_without_owning(patch: pytest.MonkeyPatch) -> None:
         pool._cached.pop(block, None)
         pool._references[block] += 1
 
-    def release(pool: BlockPool, block: int, *, keep: bool, fenced: bool = False) -> None:
+    def release(pool: BlockPool, block: int, *, keep: bool) -> None:
         if pool._references[block] == 1:
             (pool._cached.update({block: None}) if keep else pool._free.append(block))
         pool._references[block] = max(0, pool._references[block] - 1)
@@ -98,8 +98,8 @@ def forks_without_owning(patch: pytest.MonkeyPatch) -> None:
 def tells_the_runner_a_wrong_block(patch: pytest.MonkeyPatch) -> None:
     reserve = BlockManager.reserve
 
-    def off_by_one(manager: BlockManager, sequence: Sequence, upto: int) -> object:
-        result = reserve(manager, sequence, upto)
+    def off_by_one(manager: BlockManager, sequence: Sequence, *rest: int) -> object:
+        result = reserve(manager, sequence, *rest)
         if isinstance(result, Shortage):
             return result
         wrong = [
@@ -114,8 +114,8 @@ def tells_the_runner_a_wrong_block(patch: pytest.MonkeyPatch) -> None:
 def counts_a_cached_token_too_many(patch: pytest.MonkeyPatch) -> None:
     admit = Sequence.admit
 
-    def greedy(sequence: Sequence, *, row: int, cached: int, now: float) -> None:
-        admit(sequence, row=row, cached=min(cached + 1, len(sequence.tokens) - 1), now=now)
+    def greedy(sequence: Sequence, *, row: int, cached: int, **rest: float) -> None:
+        admit(sequence, row=row, cached=min(cached + 1, len(sequence.tokens) - 1), **rest)
 
     patch.setattr(Sequence, "admit", greedy)
 
@@ -151,9 +151,9 @@ def matches_by_tokens_of_one_block(patch: pytest.MonkeyPatch) -> None:
 def keeps_progress_over_preemption(patch: pytest.MonkeyPatch) -> None:
     admit = Sequence.admit
 
-    def stale(sequence: Sequence, *, row: int, cached: int, now: float) -> None:
+    def stale(sequence: Sequence, *, row: int, cached: int, **rest: float) -> None:
         kept = max(cached, len(sequence.tokens) - 1) if sequence.preemptions else cached
-        admit(sequence, row=row, cached=kept, now=now)
+        admit(sequence, row=row, cached=kept, **rest)
 
     patch.setattr(Sequence, "admit", stale)
 

@@ -9,13 +9,14 @@ from tests.core.audit import check_plan
 from tests.core.contents import check_contents
 
 from octavo.core.block_manager import BlockManager
-from octavo.core.budget import AdmissionRule, Limits, Policy
+from octavo.core.budget import AdmissionRule, Limits, Policy, Preemption
 from octavo.core.events import CancelReason, Decision, Event, Finished, Refused, Token
 from octavo.core.invariants import check
-from octavo.core.plan import StepPlan
+from octavo.core.plan import RowFailed, StepPlan, StepResult
 from octavo.core.prefix_cache import Context, HashFunction, PrefixCache, sha256
 from octavo.core.request import Pin, Request, Sampling
 from octavo.core.scheduler import Scheduler
+from octavo.core.swap import HostArena, SwapSetup
 from octavo.simulate.oracle import OracleRunner, answer_alone
 
 
@@ -44,6 +45,16 @@ class Setup:
     cached: bool = True
     hash_function: HashFunction = sha256
     vocabulary: int = 97
+    host_blocks: int = 0
+    preemption: Preemption = "auto"
+
+    def swap(self) -> SwapSetup | None:
+        """A block of `block_size` tokens there and back takes as long as computing two tokens."""
+        if not self.host_blocks:
+            return None
+        return SwapSetup(
+            host_blocks=self.host_blocks, block_bytes=1000, bytes_per_s=1e5, tokens_per_s=100.0
+        )
 
     def manager(self) -> BlockManager:
         cache = None
@@ -51,8 +62,13 @@ class Setup:
             cache = PrefixCache(
                 block_size=self.block_size, groups=self.groups, hash_function=self.hash_function
             )
+        swap = self.swap()
         return BlockManager(
-            blocks=self.blocks, block_size=self.block_size, groups=self.groups, cache=cache
+            blocks=self.blocks,
+            block_size=self.block_size,
+            groups=self.groups,
+            cache=cache,
+            arena=None if swap is None else HostArena(swap),
         )
 
     def limits(self) -> Limits:
@@ -66,6 +82,7 @@ class Setup:
             aging_s=self.aging_s,
             admission=self.admission,
             pinned_blocks=self.pinned_blocks,
+            preemption=self.preemption,
         )
 
     def oracle(self) -> OracleRunner:
@@ -94,6 +111,8 @@ def random_setup(random: Random) -> Setup:
         cached=random.random() < 0.8,
         hash_function=random.choice([sha256, sha256, constant_hash]),
         vocabulary=random.choice([3, 97]),
+        host_blocks=random.choice([0, 3, 12, 60]),
+        preemption=random.choice(["auto", "swap", "swap", "recompute"]),
     )
 
 
@@ -226,6 +245,15 @@ class Serving:
         if not self.in_flight:
             check_contents(self.scheduler, self.oracle)
 
+    def break_step(self) -> None:
+        """Plan one step, of which nothing is carried out: its rows fail, nothing is moved."""
+        plan = self.launch()
+        if plan is not None:
+            self.in_flight.remove(plan)
+            failed = tuple(RowFailed(span.row, "the step broke") for span in plan.spans)
+            self._take(self.scheduler.commit(plan, StepResult(plan.id, failed), self.now))
+            check(self.scheduler)
+
     def step(self) -> StepPlan | None:
         plan = self.launch()
         assert plan is not None or self.in_flight or self.scheduler.idle, "nothing can move"
@@ -253,8 +281,9 @@ class Serving:
         return (*self.scheduler.running, *self.scheduler.waiting, *self.scheduler.held)
 
     def assert_at_rest(self) -> None:
-        pool = self.scheduler.manager.pool
+        pool, arena = self.scheduler.manager.pool, self.scheduler.manager.arena
         assert pool.available + pool.yielding == pool.total
+        assert arena is None or arena.used == 0
         assert self.scheduler.holds.pinned_blocks <= self.setup.pinned_blocks
         assert self.endings.keys() == self.requests.keys()
         for name in self.requests:
@@ -316,6 +345,8 @@ def random_run(random: Random) -> Serving:
             name = f"r{random.randint(0, number)}"
             serving.oracle.failing = {**serving.oracle.failing, name: random.randint(0, 20)}
         for _ in range(random.randint(0, 6)):
+            if not serving.in_flight and random.random() < 0.02:
+                serving.break_step()
             serving.step()
     serving.finish()
     return serving

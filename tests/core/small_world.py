@@ -128,7 +128,7 @@ def commits(world: World, place: Place) -> Iterator[Call]:
                         Sampled(span.row, STOP, 0.0) if stops else RowFailed(span.row, "trouble")
                     )
                 else:
-                    yield Commit(0.0, StepResult(plan.id, tuple(changed.values())))
+                    yield Commit(0.0, replace(result, outcomes=tuple(changed.values())))
 
 
 RULES: tuple[Callable[[World, Place], Iterator[Call]], ...] = (

@@ -509,6 +509,7 @@ class ManagerMachine(RuleBasedStateMachine):
                     holds=self.holds,
                     waiting=(),
                     held=(),
+                    moving=(),
                     limits=limits,
                 )
             )

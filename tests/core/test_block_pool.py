@@ -57,14 +57,40 @@ def test_the_epoch_rises_with_each_reuse_and_only_then() -> None:
     assert pool.epoch(0) == epoch + 1
 
 
-def test_a_fenced_block_is_not_handed_out_until_the_fence_is_lifted() -> None:
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_fenced_block_is_not_handed_out_until_the_fence_is_lifted(keep: bool) -> None:
     pool = BlockPool(1)
     taken(pool, 1)
-    pool.release(0, keep=False, fenced=True)
+    pool.fence(0)
+    pool.release(0, keep=True)
     assert (pool.available, pool.fenced, pool.owned) == (0, 1, 0)
     assert pool.take(1) == Shortage(1)
-    pool.lift(0)
+    pool.lift(0, keep=keep)
+    assert pool.is_cached(0) == keep
     assert taken(pool, 1).blocks == (0,)
+
+
+def test_a_fenced_block_can_be_shared_and_stays_with_its_new_owner() -> None:
+    pool = BlockPool(1)
+    taken(pool, 1)
+    pool.fence(0)
+    pool.release(0, keep=True)
+    pool.share(0)
+    assert (pool.fenced, pool.owned, pool.references(0)) == (0, 1, 2)
+    pool.lift(0, keep=True)
+    assert (pool.fenced, pool.owned, pool.references(0)) == (0, 1, 1)
+
+
+def test_a_fence_is_no_owner_that_can_release() -> None:
+    pool = BlockPool(1)
+    taken(pool, 1)
+    pool.fence(0)
+    pool.release(0, keep=False)
+    with pytest.raises(AssertionError, match="no owner"):
+        pool.release(0, keep=False)
+    pool.lift(0, keep=False)
+    with pytest.raises(AssertionError, match="no transfer"):
+        pool.lift(0, keep=False)
 
 
 def test_dropped_blocks_are_free() -> None:
@@ -89,7 +115,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool = BlockPool(blocks)
         self.owners: dict[int, int] = {}
         self.cached: list[int] = []
-        self.fenced: set[int] = set()
+        self.transfers: dict[int, int] = {}
         self.free = set(range(blocks))
 
     @rule(count=st.integers(0, 6))
@@ -108,38 +134,53 @@ class PoolMachine(RuleBasedStateMachine):
         self.free -= set(result.blocks)
         self.owners |= dict.fromkeys(result.blocks, 1)
 
-    @precondition(lambda self: self.owners or self.cached)
+    @property
+    def fenced(self) -> set[int]:
+        return self.transfers.keys() - self.owners.keys()
+
+    @precondition(lambda self: self.owners or self.cached or self.transfers)
     @rule(data=st.data())
     def share(self, data: st.DataObject) -> None:
-        block = data.draw(st.sampled_from([*self.owners, *self.cached]))
+        block = data.draw(st.sampled_from([*self.owners, *self.cached, *self.transfers]))
         self.pool.share(block)
         if block in self.cached:
             self.cached.remove(block)
         self.owners[block] = self.owners.get(block, 0) + 1
 
     @precondition(lambda self: self.owners)
-    @rule(data=st.data(), keep=st.booleans(), fenced=st.booleans())
-    def release(self, data: st.DataObject, keep: bool, fenced: bool) -> None:
+    @rule(data=st.data(), keep=st.booleans())
+    def release(self, data: st.DataObject, keep: bool) -> None:
         block = data.draw(st.sampled_from([*self.owners]))
-        self.pool.release(block, keep=keep, fenced=fenced)
+        self.pool.release(block, keep=keep)
         self.owners[block] -= 1
-        if self.owners[block]:
+        if not self.owners[block]:
+            del self.owners[block]
+            self._rest(block, keep)
+
+    @precondition(lambda self: self.owners)
+    @rule(data=st.data())
+    def fence(self, data: st.DataObject) -> None:
+        block = data.draw(st.sampled_from([*self.owners]))
+        self.pool.fence(block)
+        self.transfers[block] = self.transfers.get(block, 0) + 1
+
+    @precondition(lambda self: self.transfers)
+    @rule(data=st.data(), keep=st.booleans())
+    def lift(self, data: st.DataObject, keep: bool) -> None:
+        block = data.draw(st.sampled_from([*self.transfers]))
+        self.pool.lift(block, keep=keep)
+        self.transfers[block] -= 1
+        if not self.transfers[block]:
+            del self.transfers[block]
+            self._rest(block, keep)
+
+    def _rest(self, block: int, keep: bool) -> None:
+        if block in self.owners or block in self.transfers:
             return
-        del self.owners[block]
-        if fenced:
-            self.fenced.add(block)
-        elif keep:
+        if keep:
             self.cached.append(block)
         else:
             self.free.add(block)
-
-    @precondition(lambda self: self.fenced)
-    @rule(data=st.data())
-    def lift(self, data: st.DataObject) -> None:
-        block = data.draw(st.sampled_from(sorted(self.fenced)))
-        self.pool.lift(block)
-        self.fenced.remove(block)
-        self.free.add(block)
 
     @precondition(lambda self: self.cached)
     @rule(data=st.data())
@@ -155,7 +196,8 @@ class PoolMachine(RuleBasedStateMachine):
             return
         assert self.pool.states() == (self.free, set(self.cached), self.fenced)
         for block in range(self.pool.total):
-            assert self.pool.references(block) == self.owners.get(block, 0)
+            owners = self.owners.get(block, 0) + self.transfers.get(block, 0)
+            assert self.pool.references(block) == owners
         assert self.pool.available == len(self.free) + len(self.cached)
         assert self.pool.owned == len(self.owners)
         assert self.pool.cached == len(self.cached)

@@ -39,6 +39,8 @@ SETUPS = st.builds(
     cached=st.booleans(),
     hash_function=st.sampled_from([sha256, constant_hash]),
     vocabulary=st.sampled_from([3, 97]),
+    host_blocks=st.sampled_from([0, 2, 9, 60]),
+    preemption=st.sampled_from(["auto", "swap", "recompute"]),
 )
 
 
@@ -149,6 +151,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         live = [sequence.request.id for sequence in self.serving.live]
         name = data.draw(st.sampled_from(live))
         self.serving.oracle.failing = {**self.serving.oracle.failing, name: position}
+
+    @precondition(lambda self: not self.serving.in_flight)
+    @rule()
+    def break_step(self) -> None:
+        self.serving.break_step()
 
     @rule(steps=st.integers(1, 5))
     def step(self, steps: int) -> None:

@@ -73,6 +73,7 @@ def core_setup(setup: Setup) -> CoreSetup:
         limits=setup.limits(),
         groups=setup.groups,
         prefix_caching=setup.cached,
+        swap=setup.swap(),
         context=Context(model="oracle", layout="größe\n"),
     )
 

@@ -13,9 +13,12 @@ from typing import Protocol
 
 from octavo.core.block_pool import BlockPool, Shortage
 from octavo.core.block_table import ABSENT, BlockTable
-from octavo.core.plan import BlockCopy, TableWrite
+from octavo.core.budget import Preemption
+from octavo.core.plan import BlockCopy, Move, TableWrite
+from octavo.core.policy import Yielding, swap_or_recompute
 from octavo.core.prefix_cache import Fate, Prefix, PrefixCache
 from octavo.core.sequence import Sequence
+from octavo.core.swap import HostArena
 from octavo.units import ceil_div
 
 
@@ -44,7 +47,8 @@ class Admission:
     """Blocks for a sequence to start: the first `cached_tokens` positions hold their KV already.
 
     `blocks_found` are shared whole, those allocated are new, a copy among them. `parent` is whose
-    blocks were found, None for those of the prefix cache.
+    blocks were found, None for those of the prefix cache. If `restored_tokens` are more, the
+    `moves` bring the KV of the first so many positions back from the host arena.
     """
 
     writes: tuple[TableWrite, ...]
@@ -54,6 +58,18 @@ class Admission:
     blocks_allocated: int
     evicted: tuple[int, ...]
     parent: Parent | None = None
+    restored_tokens: int = 0
+    moves: tuple[Move, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Yielded:
+    """What a victim gave: so many `blocks` are available again, or will be when their transfers
+    are over. The `moves` keep its KV; without any it is computed again."""
+
+    how: Yielding
+    blocks: int
+    moves: tuple[Move, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +88,8 @@ class BlockManager:
     """Each position of a sequence needs one slot in one block of every layer group.
 
     With `slab_tokens` an admission reserves that many positions, however short the sequence is:
-    what an allocator of contiguous slabs would do, for comparison.
+    what an allocator of contiguous slabs would do, for comparison. Preempted sequences can be
+    swapped to the `arena`.
     """
 
     def __init__(
@@ -83,8 +100,10 @@ class BlockManager:
         groups: int = 1,
         cache: PrefixCache | None = None,
         slab_tokens: int = 0,
+        arena: HostArena | None = None,
     ) -> None:
         self.pool = BlockPool(blocks)
+        self.arena = arena
         self.block_size = block_size
         self.groups = groups
         self._cache = cache
@@ -129,6 +148,7 @@ class BlockManager:
         reservation = self._cover(sequence, row, found.tokens, reach)
         assert isinstance(reservation, Reservation), "counted before"
         whole = found.tokens // self.block_size
+        swapped = self._swapped_tokens(sequence)
         return Admission(
             writes=self._tables_of(sequence, row),
             copies=reservation.copies,
@@ -137,6 +157,8 @@ class BlockManager:
             blocks_allocated=sum(len(table) - whole for table in sequence.tables),
             evicted=reservation.evicted,
             parent=found.parent,
+            restored_tokens=swapped if swapped > found.tokens else 0,
+            moves=self._move_in(sequence, found.tokens),
         )
 
     def missing(
@@ -150,9 +172,9 @@ class BlockManager:
         parent: Parent | None = None,
         holds: bool = False,
     ) -> int:
-        """How many blocks `admit` would be short of, had the `leaving` released theirs, and with
-        `holds` all holds too."""
-        freed = self._freed(leaving, holds)
+        """How many blocks `admit` would be short of, had the `leaving` released theirs and were all
+        transfers over; with `holds` had all holds gone too."""
+        freed = self._freed(leaving, holds) | self.pool.fences()
         _, short = self._fit(sequence, chunk, upto, headroom, freed, parent, holds)
         return short
 
@@ -184,14 +206,21 @@ class BlockManager:
         if parent is not None:
             held = self._held(parent, parent.common_with(sequence))
             found = max(found, held, key=lambda one: one.tokens)
+        if self._swapped_tokens(sequence) > found.tokens:
+            found = self._whole(found)  # the rest comes back by moves
         reach = self._reach(sequence, found, chunk, upto)
         short = self._shortage(found, reach, headroom, freed, holds)
-        rest = found.tokens % self.block_size
-        if short and rest:  # the copy may need one block more than computing that block again
-            found = replace(found, entries=found.entries[:-1], tokens=found.tokens - rest)
+        if short and found.tokens % self.block_size:
+            # the copy may need one block more than computing that block again
+            found = self._whole(found)
             reach = self._reach(sequence, found, chunk, upto)
             short = self._shortage(found, reach, headroom, freed, holds)
         return found, short
+
+    def _whole(self, found: _Found) -> _Found:
+        """Without the copy of a part of a block."""
+        whole = found.tokens // self.block_size
+        return replace(found, entries=found.entries[:whole], tokens=whole * self.block_size)
 
     def _reach(self, sequence: Sequence, found: _Found, chunk: int, upto: int) -> int:
         """Below which position an admission with these hits covers all."""
@@ -239,7 +268,8 @@ class BlockManager:
         return frozenset(
             block
             for block, owners in _owners(leaving).items()
-            if owners + holds * self.pool.holds(block) == self.pool.references(block)
+            if owners + holds * self.pool.holds(block)
+            == self.pool.references(block) - self.pool.transfers(block)
         )
 
     def _share(self, sequence: Sequence, found: _Found) -> None:
@@ -269,26 +299,33 @@ class BlockManager:
                 return False
         return True
 
-    def reserve(self, sequence: Sequence, upto: int) -> Reservation | Shortage:
+    def reserve(self, sequence: Sequence, upto: int, headroom: int = 0) -> Reservation | Shortage:
         """Make the tables of `sequence` cover every position below `upto`, ready to be written to.
 
+        `headroom` blocks, which others wait for, stay available.
         Returns  the writes and copies a runner applies before computing; usually none, a block
                  lasts long. Shortage(blocks): how many are missing. Nothing has changed.
         Keeps    free + cached + owned + fenced = all, each block in exactly one; the blocks from
                  the next position on have one owner and are not published.
         Cost     O(blocks added); no hashing.
         """
-        return self._cover(sequence, sequence.row, sequence.scheduled, upto)
+        return self._cover(sequence, sequence.row, sequence.scheduled, upto, headroom)
 
     def lacking(
-        self, sequence: Sequence, upto: int, leaving: Collection[Sequence], holds: bool = False
+        self,
+        sequence: Sequence,
+        upto: int,
+        leaving: Collection[Sequence],
+        headroom: int = 0,
+        holds: bool = False,
     ) -> int:
-        """How many blocks `reserve` would be short of, had the `leaving` released theirs, and with
-        `holds` all holds too."""
+        """How many blocks `reserve` would be short of, had the `leaving` released theirs and were
+        all transfers over; with `holds` had all holds gone too."""
         going = _owners(leaving)
         index = sequence.scheduled // self.block_size
         copied = sum(
             self.pool.references(table[index])
+            - self.pool.transfers(table[index])
             - going[table[index]]
             - holds * self.pool.holds(table[index])
             > 1
@@ -296,10 +333,12 @@ class BlockManager:
             if self._protects(table, sequence.scheduled)
         )
         missing = sum(table.missing(upto) for table in sequence.tables)
-        available = self.pool.available + len(self._freed(leaving, holds))
-        return max(0, missing + copied - available - holds * self.pool.yielding)
+        available = self.pool.available + self.pool.fenced + len(self._freed(leaving, holds))
+        return max(0, missing + copied + headroom - available - holds * self.pool.yielding)
 
-    def _cover(self, sequence: Sequence, row: int, start: int, upto: int) -> Reservation | Shortage:
+    def _cover(
+        self, sequence: Sequence, row: int, start: int, upto: int, headroom: int = 0
+    ) -> Reservation | Shortage:
         """`reserve` for a sequence that writes from position `start` on.
 
         Only the block that holds `start` in its middle can be shared: whoever forks shares what
@@ -310,12 +349,14 @@ class BlockManager:
         copied = [table for table in sequence.tables if self._protects(table, start)]
         rewritten: list[BlockTable] = []
         missing = [table.missing(upto) for table in sequence.tables]
-        if sum(missing) + len(copied) > self.pool.available:
+        if sum(missing) + len(copied) + headroom > self.pool.available:
             rewritten = [table for table in copied if self.pool.references(table[index]) == 1]
             copied = [table for table in copied if table not in rewritten]
-        taken = self.pool.take(sum(missing) + len(copied))
-        if isinstance(taken, Shortage):
-            return taken
+        count = sum(missing) + len(copied)
+        if count and count + headroom > self.pool.available:
+            return Shortage(count + headroom - self.pool.available)
+        taken = self.pool.take(count)
+        assert not isinstance(taken, Shortage), "counted before"
         lost = (*taken.evicted, *(table[index] for table in rewritten))
         self._forget(lost, Fate("evicted", sequence.id, self._now, self._plan_id))
         writes, copies, rest = [], [], taken.blocks
@@ -366,18 +407,97 @@ class BlockManager:
         self.pool.drop([block for block in blocks if self.pool.is_cached(block)])
 
     def release(self, sequence: Sequence) -> int:
-        """Give back every block of the sequence; returns how many are available again.
+        """Give back all that is held for the sequence, in the host arena too; returns how many
+        blocks are available again, or will be when their transfers are over.
 
         The tail goes first, in every group: it is evicted before the head that more prompts share.
         """
+        if self.arena is not None:
+            self.arena.drop(sequence.id)
         return self._release(sequence.tables)
 
     def _release(self, tables: Items[BlockTable]) -> int:
-        before = self.pool.available
+        before = self.pool.available + self.pool.fenced
         entries = zip(*(table.clear() for table in tables), strict=True)
         for block in chain.from_iterable(reversed(list(entries))):
             self.pool.release(block, keep=self._publishes(block))
-        return self.pool.available - before
+        return self.pool.available + self.pool.fenced - before
+
+    # --- swap
+
+    def preempt(
+        self, sequence: Sequence, preemption: Preemption, *, token_s: float | None, intact: bool
+    ) -> Yielded:
+        """Take every block of a running sequence, and keep its KV in the host arena if that pays.
+
+        `token_s` is what computing a token takes, if that is known. If not `intact`, some block
+        does not hold what it should, and nothing is kept.
+        Keeps    the blocks that are moved, and their slots, are in transfer until `settle`.
+        """
+        held = self._holding(sequence)
+        count = sum(block != ABSENT for row in held for block in row)
+        swap_s = None
+        if self.arena is not None:
+            token_s = 1 / self.arena.setup.tokens_per_s if token_s is None else token_s
+            if intact and 0 < count <= self.arena.room:
+                swap_s = self.arena.setup.seconds(count)
+        recompute_s = None if token_s is None else sequence.scheduled * token_s
+        how = swap_or_recompute(preemption, swap_s=swap_s, recompute_s=recompute_s)
+        moves = self._move_out(sequence, held) if how.mode == "swap" else ()
+        return Yielded(how, self._release(sequence.tables), moves)
+
+    def _move_out(self, sequence: Sequence, held: Items[Items[int]]) -> tuple[Move, ...]:
+        assert self.arena is not None
+        swapped = self.arena.put(sequence.id, sequence.scheduled, held)
+        moves = tuple(
+            Move("out", row[index], slots[index])
+            for index in range(len(held[0]))
+            for row, slots in zip(held, swapped.slots, strict=True)
+            if row[index] != ABSENT
+        )
+        for move in moves:
+            self.pool.fence(move.block)
+        return moves
+
+    def _holding(self, sequence: Sequence) -> tuple[tuple[int, ...], ...]:
+        """The blocks that hold the scheduled positions, a group each."""
+        count = ceil_div(sequence.scheduled, self.block_size)
+        return tuple(table.blocks[:count] for table in sequence.tables)
+
+    def _move_in(self, sequence: Sequence, found: int) -> tuple[Move, ...]:
+        """Bring back what the arena holds beyond the positions `found`; give all its slots back."""
+        swapped = None if self.arena is None else self.arena.swapped(sequence.id)
+        if self.arena is None or swapped is None:
+            return ()
+        moves = []
+        if swapped.tokens > found:
+            for table, slots in zip(sequence.tables, swapped.slots, strict=True):
+                for index in range(found // self.block_size, len(slots)):
+                    if slots[index] != ABSENT:
+                        moves.append(Move("in", table[index], slots[index]))
+        self.arena.take(sequence.id, [move.slot for move in moves])
+        return tuple(moves)
+
+    def _swapped_tokens(self, sequence: Sequence) -> int:
+        swapped = None if self.arena is None else self.arena.swapped(sequence.id)
+        return 0 if swapped is None else swapped.tokens
+
+    def in_transfer(self, sequence: Sequence) -> int:
+        """How many blocks of a swapped sequence are still on their way to the arena."""
+        return 0 if self.arena is None else self.arena.in_transfer(sequence.id)
+
+    def settle(self, moves: tuple[Move, ...], done: int) -> None:
+        """The transfers of a plan are over; the first `done` were carried out.
+
+        Whoever's KV did not get to the arena is computed again.
+        """
+        if self.arena is None:
+            return
+        self.arena.lose(move.slot for move in moves[done:] if move.kind == "out")
+        for move in reversed(moves):  # the tail of a prefix is evicted before its head
+            self.arena.lift(move.slot)
+            if move.kind == "out":
+                self.pool.lift(move.block, keep=self._publishes(move.block))
 
     # --- holds
 

@@ -3,11 +3,13 @@
     free ── take ──▶ owned ── release(keep) ──▶ cached ── take (evicts) ──▶ owned
       ▲                │  ▲                        │
       └── release ─────┘  └───────── share ────────┘
-    owned ── release(fenced) ──▶ fenced ── lift ──▶ free
+    owned ── fence, release ──▶ fenced ── lift(keep) ──▶ free or cached
+               owned ◀── share ───┘
 
 An owner may be a hold: it gives its blocks up when others need them.
 
 Free blocks go first; when there are none, the cached block that was released longest ago is reused.
+A transfer is an owner like any other; a block that only transfers own is fenced.
 """
 
 from collections import OrderedDict
@@ -42,6 +44,7 @@ class BlockPool:
         self._free = list(range(blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._fenced: set[int] = set()
+        self._transfers: dict[int, int] = {}
 
     @property
     def total(self) -> int:
@@ -78,11 +81,19 @@ class BlockPool:
         return self._holds[block]
 
     def references(self, block: int) -> int:
+        """How many own the block, transfers among them."""
         return self._references[block]
+
+    def transfers(self, block: int) -> int:
+        return self._transfers.get(block, 0)
 
     def epoch(self, block: int) -> int:
         """Raised each time the block is taken: news about an older epoch is void."""
         return self._epochs[block]
+
+    def fences(self) -> frozenset[int]:
+        """The blocks that only transfers own."""
+        return frozenset(self._fenced)
 
     def is_cached(self, block: int) -> bool:
         return block in self._cached
@@ -104,22 +115,47 @@ class BlockPool:
         return Taken(tuple(blocks), tuple(evicted))
 
     def share(self, block: int) -> None:
-        """Add an owner to a block that is owned or cached."""
+        """Add an owner to a block that is owned, fenced or cached."""
         if self._references[block] == 0:
             del self._cached[block]
         self._yielding -= self.yields(block)
+        self._fenced.discard(block)
         self._references[block] += 1
 
-    def release(self, block: int, *, keep: bool, fenced: bool = False) -> None:
-        """Remove one owner; the last one leaves the block cached (`keep`), fenced or free."""
-        assert self._references[block] > 0, f"block {block} has no owner to release it"
+    def release(self, block: int, *, keep: bool) -> None:
+        """Remove one owner; the last one leaves the block cached (`keep`) or free, and fenced while
+        transfers own it."""
+        assert self._references[block] > self.transfers(block), (
+            f"block {block} has no owner to release it"
+        )
         self._references[block] -= 1
-        if self._references[block] > 0:
-            self._yielding += self.yields(block)
+        if self._references[block] == 0:
+            self._rest(block, keep)
             return
-        if fenced:
+        self._yielding += self.yields(block)
+        if self._references[block] == self.transfers(block):
             self._fenced.add(block)
-        elif keep:
+
+    def fence(self, block: int) -> None:
+        """Let a transfer own a block beside those who do."""
+        self._yielding -= self.yields(block)
+        self._references[block] += 1
+        self._transfers[block] = self.transfers(block) + 1
+
+    def lift(self, block: int, *, keep: bool) -> None:
+        """End one transfer; the last owner leaves the block cached (`keep`) or free."""
+        assert self.transfers(block) > 0, f"block {block} is in no transfer"
+        self._references[block] -= 1
+        self._transfers[block] -= 1
+        if not self._transfers[block]:
+            del self._transfers[block]
+        if self._references[block] == 0:
+            self._fenced.remove(block)
+            self._rest(block, keep)
+        self._yielding += self.yields(block)
+
+    def _rest(self, block: int, keep: bool) -> None:
+        if keep:
             self._cached[block] = None
         else:
             self._free.append(block)
@@ -133,11 +169,6 @@ class BlockPool:
         """That owner is about to release the block."""
         self._yielding -= self.yields(block)
         self._holds[block] -= 1
-
-    def lift(self, block: int) -> None:
-        """End the fence of a block: its transfer is done, it is free."""
-        self._fenced.remove(block)
-        self._free.append(block)
 
     def drop(self, blocks: Sequence[int]) -> None:
         """Turn cached blocks into free ones: their content is not wanted any more."""

@@ -12,6 +12,10 @@ for its first chunk only, the rest as it goes on."""
 Policy = Literal["fcfs", "priority"]
 """Who goes first: by arrival, or by priority and then arrival."""
 
+Preemption = Literal["auto", "swap", "recompute"]
+"""How a victim yields: its KV is swapped to the host arena, or computed again; `auto` takes what is
+estimated to cost less. What does not fit the arena is computed again."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -35,6 +39,7 @@ class Limits:
     policy: Policy = "priority"
     aging_s: float | None = None
     pinned_blocks: int = 0
+    preemption: Preemption = "auto"
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -58,7 +63,11 @@ _LEAST = {
     "aging_s": 0,
     "pinned_blocks": 0,
 }
-_KNOWN = {"admission": get_args(AdmissionRule), "policy": get_args(Policy)}
+_KNOWN = {
+    "admission": get_args(AdmissionRule),
+    "policy": get_args(Policy),
+    "preemption": get_args(Preemption),
+}
 
 
 class Budget:

@@ -11,6 +11,7 @@ from octavo.core.events import CancelReason, Event
 from octavo.core.plan import StepPlan, StepResult
 from octavo.core.prefix_cache import Context
 from octavo.core.request import Request
+from octavo.core.swap import SwapSetup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +19,7 @@ class CoreSetup:
     """Sizes of pool and tables, limits, and what KV depends on besides tokens.
 
     Without `prefix_caching` nothing is shared. With `slab_tokens` each admission reserves that
-    many positions.
+    many positions. Without `swap` every preempted sequence is computed again.
     """
 
     blocks: int
@@ -28,6 +29,7 @@ class CoreSetup:
     prefix_caching: bool = True
     slab_tokens: int = 0
     context: Context = field(default_factory=Context)
+    swap: SwapSetup | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,8 @@ class Receipt:
     first_token_s: float | None
     finished_s: float
     peak_blocks: int
+    swaps: int = 0
+    """How many of the preemptions swapped its KV."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,8 @@ class Admitted:
     """`cached_tokens` were found; `blocks_found` are shared whole, `blocks_allocated` are new.
 
     They were found in the prefix cache, or with `parent`: a running sequence or a hold. In
-    decisions the branches of a request after the first are named `ID#1`, `ID#2` and so on.
+    decisions the branches of a request after the first are named `ID#1`, `ID#2` and so on. The KV
+    of `swapped_tokens` more comes back from the host arena, in `blocks_moved`.
     """
 
     request_id: str
@@ -84,17 +87,20 @@ class Admitted:
     blocks_allocated: int
     resumed: bool
     parent: str | None = None
+    swapped_tokens: int = 0
+    blocks_moved: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
     """A request waits this step: `limit` names what is short, `missing` how much of it.
 
-    Of the requests not yet admitted only the first says so; the others wait behind it.
+    Of the requests not yet admitted only the first says so; the others wait behind it. Blocks
+    `in_transfer` are there when a plan in flight is committed.
     """
 
     request_id: str
-    limit: Literal["blocks", "rows", "tokens", "in_flight"]
+    limit: Literal["blocks", "rows", "tokens", "in_flight", "in_transfer"]
     missing: int
 
 
@@ -109,13 +115,21 @@ class Chunked:
 
 @dataclass(frozen=True, slots=True)
 class Preempted:
-    """A sequence gave up its blocks so that `beneficiary` can go on; its tokens stay."""
+    """A sequence gave up its blocks so that `beneficiary` can go on; its tokens stay.
+
+    Its KV is swapped, `blocks_moved` to the host arena, or `tokens_to_recompute` later (fewer if
+    the prefix cache still has some). What either was estimated to take stands in `swap_s` (None:
+    it could not be swapped) and `recompute_s` (None: nothing was known yet).
+    """
 
     request_id: str
     beneficiary: str
-    mode: Literal["recompute"]
+    mode: Literal["recompute", "swap"]
     blocks_released: int
     tokens_to_recompute: int
+    blocks_moved: int = 0
+    swap_s: float | None = None
+    recompute_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

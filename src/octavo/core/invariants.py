@@ -18,6 +18,7 @@ def check(scheduler: Scheduler) -> None:
     _check_holds(scheduler)
     _check_sequences(scheduler)
     _check_cache(scheduler)
+    _check_arena(scheduler)
 
 
 def check_writes(scheduler: Scheduler, plan: StepPlan) -> None:
@@ -31,6 +32,9 @@ def check_writes(scheduler: Scheduler, plan: StepPlan) -> None:
         for table in rows[span.row].tables:
             for block in table.blocks[span.start // size : ceil_div(span.stop, size)]:
                 _check_exclusive(scheduler, block)
+    for move in plan.moves:
+        if move.kind == "in":
+            _check_exclusive(scheduler, move.block)
 
 
 def _check_blocks(scheduler: Scheduler) -> None:
@@ -42,6 +46,8 @@ def _check_blocks(scheduler: Scheduler) -> None:
         for table in owner.tables
         for _, block in table.live()
     )
+    moving = Counter(move.block for move in scheduler.moving if move.kind == "out")
+    assert fenced == set(moving) - set(held), f"{sorted(fenced)} are fenced, not {moving}, {held}"
     owned = set(held)
     parts = (free, cached, fenced, owned)
     assert sum(map(len, parts)) == pool.total == len(set().union(*parts)), (
@@ -49,8 +55,9 @@ def _check_blocks(scheduler: Scheduler) -> None:
         f" is not a partition of {pool.total} blocks"
     )
     for block in range(pool.total):
-        assert pool.references(block) == held[block], (
-            f"block {block} has {pool.references(block)} references, {held[block]} owners"
+        owners = held[block] + moving[block]
+        assert pool.references(block) == owners, (
+            f"block {block} has {pool.references(block)} references, {owners} owners"
         )
 
 
@@ -117,3 +124,22 @@ def _check_cache(scheduler: Scheduler) -> None:
             f"block {block} is not found by how it begins"
         )
     assert cached <= set(published), "a cached block is published nowhere"
+
+
+def _check_arena(scheduler: Scheduler) -> None:
+    """Who is swapped waits, and has slots for all that it had computed; nobody else has any."""
+    arena = scheduler.manager.arena
+    if arena is None:
+        assert not scheduler.moving, "moves without an arena"
+        return
+    waiting = {sequence.id: sequence for sequence in scheduler.waiting}
+    held = arena.held()
+    assert held.keys() <= waiting.keys(), f"{sorted(held)} hold slots, {sorted(waiting)} wait"
+    for name, swapped in held.items():
+        assert swapped.tokens < waiting[name].length, f"{name}: more is swapped than there is"
+    owners = Counter(slot for swapped in held.values() for slot in swapped.live())
+    owners.update(move.slot for move in scheduler.moving)
+    for slot in range(arena.total):
+        assert arena.references(slot) == owners[slot], (
+            f"slot {slot} has {arena.references(slot)} references, {owners[slot]} owners"
+        )

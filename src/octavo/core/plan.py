@@ -2,11 +2,13 @@
 
 A runner keeps one row of state for each running sequence: its block tables and its request.
 A `StepPlan` says how the rows change, then which positions to compute. It is carried out in
-this order: binds, writes, copies, spans. Plans are carried out in the order of their ids.
+this order: moves out, binds, writes, copies, moves in, spans. Plans are carried out in the order of
+their ids. Only the moves out may be late: until the plan is committed nothing is written to the
+blocks that they read, nor read from the slots that they write.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from octavo.core.events import Decision
 from octavo.core.request import Request
@@ -39,6 +41,15 @@ class BlockCopy:
 
 
 @dataclass(frozen=True, slots=True)
+class Move:
+    """Move the whole content of `block` out to `slot` of the host arena, or back in."""
+
+    kind: Literal["out", "in"]
+    block: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
 class Span:
     """Compute positions [start, stop) of the sequence in `row`, writing their keys and values.
 
@@ -56,12 +67,15 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
+    """`moves` come in order, those out before those in. A plan may have moves and no span."""
+
     id: int
     binds: tuple[Bind, ...]
     writes: tuple[TableWrite, ...]
     copies: tuple[BlockCopy, ...]
     spans: tuple[Span, ...]
     decisions: tuple[Decision, ...]
+    moves: tuple[Move, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +97,15 @@ class RowFailed:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One outcome for each span that samples, and a `RowFailed` for any span that failed."""
+    """One outcome for each span that samples, and a `RowFailed` for any span that failed.
+
+    The first `moved` of the plan's moves were carried out. Where a move in was not, the span that
+    reads its block has failed.
+    """
 
     plan_id: int
     outcomes: tuple[Sampled | RowFailed, ...]
+    moved: int = 0
 
 
 class Runner(Protocol):

@@ -15,8 +15,9 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from math import inf
 from operator import attrgetter
+from typing import Literal
 
-from octavo.core.budget import AdmissionRule, Limits, Policy
+from octavo.core.budget import AdmissionRule, Limits, Policy, Preemption
 from octavo.core.queue import Waiting
 from octavo.core.sequence import Sequence
 
@@ -122,6 +123,36 @@ def yielding_to(
         return []
     lower = [other for other in running if other.rank[0] > sequence.request.priority]
     return sorted(lower, key=lambda other: other.rank, reverse=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Yielding:
+    """How a victim yields, and how long either way was estimated to take (None: not known, or not
+    possible)."""
+
+    mode: Literal["recompute", "swap"]
+    swap_s: float | None
+    recompute_s: float | None
+
+    @property
+    def estimates_s(self) -> tuple[float | None, float | None]:
+        return self.swap_s, self.recompute_s
+
+
+def swap_or_recompute(
+    preemption: Preemption, *, swap_s: float | None, recompute_s: float | None
+) -> Yielding:
+    """Whether the KV of a victim is moved there and back, or computed again.
+
+    Neither estimate counts what the prefix cache will still have by then: nobody can know it.
+    """
+    if swap_s is None or preemption == "recompute":
+        mode: Literal["recompute", "swap"] = "recompute"
+    elif preemption == "swap" or recompute_s is None or swap_s < recompute_s:
+        mode = "swap"
+    else:
+        mode = "recompute"
+    return Yielding(mode, swap_s, recompute_s)
 
 
 def crowds(siblings: int, running: int) -> bool:

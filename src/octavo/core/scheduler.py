@@ -14,7 +14,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from octavo.core import policy
 from octavo.core.block_manager import Admission, BlockManager, Parent, Reservation
@@ -35,7 +35,7 @@ from octavo.core.events import (
 )
 from octavo.core.holds import Holds
 from octavo.core.pace import Pace
-from octavo.core.plan import Bind, RowFailed, Sampled, Span, StepPlan, StepResult
+from octavo.core.plan import Bind, Move, RowFailed, Sampled, Span, StepPlan, StepResult
 from octavo.core.policy import Circumstances
 from octavo.core.prefix_cache import Context
 from octavo.core.queue import Waiting, turned_away
@@ -52,7 +52,11 @@ class Counters:
     tokens_computed: int = 0
     tokens_sampled: int = 0
     tokens_recomputed: int = 0
+    tokens_moved_out: int = 0
+    tokens_moved_in: int = 0
     preemptions: int = 0
+    preemptions_moved: int = 0
+    """Those whose KV was kept."""
     evictions: int = 0
     prefix_tokens_queried: int = 0
     prefix_tokens_hit: int = 0
@@ -87,11 +91,22 @@ class _Draft:
         self.binds: list[Bind] = []
         self.covers: dict[Sequence, Reservation | Admission] = {}
         self.decisions: list[Decision] = []
+        self.moves_out: list[Move] = []
+        self.moves_in: list[Move] = []
         self.preempted = False
+        self.awaited = 0
+        """Blocks kept for those who will have enough when the moves in flight are over."""
 
     def cover(self, sequence: Sequence, taken: Reservation | Admission) -> None:
         self.covers[sequence] = taken
         self.decisions += [Evicted(block, sequence.id) for block in taken.evicted]
+
+    def defer(
+        self, sequence: Sequence, limit: Literal["blocks", "in_transfer"], missing: int
+    ) -> None:
+        """Take back what was granted to `sequence`: it waits in place."""
+        self.budget.refund(self.grants.pop(sequence))
+        self.decisions.append(Deferred(sequence.id, limit, missing))
 
 
 class Scheduler:
@@ -144,6 +159,11 @@ class Scheduler:
     def unadmitted_tokens(self) -> int:
         """The prompt tokens among them."""
         return self._waiting.tokens + self.unadmitted - len(self._waiting)
+
+    @property
+    def moving(self) -> tuple[Move, ...]:
+        """The moves of plans in flight."""
+        return tuple(move for step in self._in_flight for move in step.plan.moves)
 
     @property
     def idle(self) -> bool:
@@ -203,7 +223,7 @@ class Scheduler:
         self._untold += self.holds.expire(now)
         self._grant(draft)
         self._secure(draft)
-        if not draft.preempted:
+        if not draft.preempted and not draft.awaited:
             self._admit_waiting(draft)
         return self._close(draft, now)
 
@@ -213,12 +233,14 @@ class Scheduler:
         assert step.plan is plan, f"plan {plan.id} is not the oldest in flight"
         assert result.plan_id == plan.id, f"result of plan {result.plan_id} for plan {plan.id}"
         self.manager.begin(now, self._plans)
+        self.manager.settle(plan.moves, result.moved)
         outcomes = {outcome.row: outcome for outcome in result.outcomes}
         events: list[Event] = []
         for part in step.parts:
             events += self._take_in(part, outcomes.get(part.span.row), now)
             self._pin(part.sequence, now)
-        self.pace.observe(step.tokens, now - max(step.planned_at, self._committed_at))
+        if step.tokens and not plan.moves:
+            self.pace.observe(step.tokens, now - max(step.planned_at, self._committed_at))
         self._committed_at = now
         return tuple(events)
 
@@ -293,7 +315,10 @@ class Scheduler:
         return Deferred(sequence.id, "tokens", demand)
 
     def _secure(self, draft: _Draft) -> None:
-        """Find blocks for every grant, by rank; who ranks last yields, or waits in place."""
+        """Find blocks for every grant, by rank; who ranks last yields, or waits in place.
+
+        Nobody yields for blocks that come back when moves in flight are over: they are waited for.
+        """
         growing = [
             sequence
             for sequence, granted in draft.grants.items()
@@ -302,34 +327,57 @@ class Scheduler:
         for sequence in policy.by_rank(growing):
             while sequence in draft.grants:
                 upto = sequence.scheduled + draft.grants[sequence]
-                reservation = self.manager.reserve(sequence, upto)
+                reservation = self.manager.reserve(sequence, upto, draft.awaited)
                 if not isinstance(reservation, Shortage):
                     draft.cover(sequence, reservation)
                     break
+                if reservation.blocks <= self.manager.pool.fenced:
+                    draft.awaited = self.manager.pool.available + reservation.blocks
+                    draft.defer(sequence, "in_transfer", reservation.blocks)
+                    break
                 below = policy.below(sequence, self._running)
-                lacking = self.manager.lacking(sequence, upto, below, holds=True)
+                lacking = self.manager.lacking(sequence, upto, below, draft.awaited, holds=True)
                 if not lacking and (dropped := self.holds.yield_to(sequence)):
                     draft.decisions.append(dropped)
                     continue
                 victim = policy.victim_for(sequence, self._running)
                 if victim is None or lacking:
-                    draft.budget.refund(draft.grants.pop(sequence))
-                    draft.decisions.append(Deferred(sequence.id, "blocks", reservation.blocks))
+                    draft.defer(sequence, "blocks", reservation.blocks)
                 else:
                     self._preempt(victim, sequence, draft)
 
     def _preempt(self, victim: Sequence, beneficiary: Sequence, draft: _Draft) -> None:
         draft.budget.refund(draft.grants.pop(victim, 0))
-        draft.covers.pop(victim, None)
+        cover = draft.covers.pop(victim, None)
         draft.preempted = True
-        self.counters.preemptions += 1
-        lost = victim.computed
+        lost, kept = victim.computed, victim.scheduled
+        yielded = self.manager.preempt(
+            victim,
+            self.limits.preemption,
+            token_s=self.pace.token_s if self.pace.known else None,
+            intact=cover is None or not cover.copies,  # which will not be carried out
+        )
         self._running.remove(victim)
         self._rows.append(victim.row)
-        released = self.manager.release(victim)
-        victim.preempt()
+        victim.preempt(kept=bool(yielded.moves))
         self._waiting.add(victim)
-        draft.decisions.append(Preempted(victim.id, beneficiary.id, "recompute", released, lost))
+        draft.moves_out += yielded.moves
+        self.counters.preemptions += 1
+        if yielded.moves:
+            lost = 0
+            self.counters.preemptions_moved += 1
+            self.counters.tokens_moved_out += kept
+        draft.decisions.append(
+            Preempted(
+                victim.id,
+                beneficiary.id,
+                yielded.how.mode,
+                yielded.blocks,
+                lost,
+                len(yielded.moves),
+                *yielded.how.estimates_s,
+            )
+        )
 
     def _admit_waiting(self, draft: _Draft) -> None:
         """Admit in order until a limit is reached; nobody overtakes the first who must wait."""
@@ -345,6 +393,8 @@ class Scheduler:
     def _admit(self, sequence: Sequence, draft: _Draft) -> Deferred | None:
         if sequence.promised:
             return Deferred(sequence.id, "in_flight", sequence.promised)
+        if moving := self.manager.in_transfer(sequence):
+            return Deferred(sequence.id, "in_transfer", moving)
         if draft.budget.left == 0:
             return Deferred(sequence.id, "tokens", sequence.demand)
         chunk = draft.budget.left
@@ -363,7 +413,9 @@ class Scheduler:
             headroom=self._headroom(sequence, ()),
             parent=self._parent_of(sequence),
         )
-        assert not isinstance(admission, Shortage), "counted before"
+        if isinstance(admission, Shortage):
+            assert self.manager.pool.fenced, "counted before"
+            return Deferred(sequence.id, "in_transfer", admission.blocks)
         self._start(sequence, admission, chunk, draft)
         return None
 
@@ -430,9 +482,13 @@ class Scheduler:
         self._running.append(sequence)
         row = self._rows.pop()
         sequence.take_rank(self._rank(sequence, draft.at))
-        sequence.admit(row=row, cached=admission.cached_tokens, now=draft.at.now)
+        cached, restored = admission.cached_tokens, admission.restored_tokens
+        sequence.admit(row=row, cached=cached, restored=restored, now=draft.at.now)
         draft.binds.append(Bind(row, sequence.request))
         draft.cover(sequence, admission)
+        draft.moves_in += admission.moves
+        moved_in = max(0, restored - cached)
+        self.counters.tokens_moved_in += moved_in
         draft.decisions.append(
             Admitted(
                 sequence.id,
@@ -443,6 +499,8 @@ class Scheduler:
                 admission.blocks_allocated,
                 resumed,
                 None if admission.parent is None else admission.parent.id,
+                moved_in,
+                len(admission.moves),
             )
         )
         self.holds.hit(sequence, draft.at.now)
@@ -465,7 +523,8 @@ class Scheduler:
         return policy.class_of(sequence, at), ticket
 
     def _close(self, draft: _Draft, now: float) -> StepPlan | None:
-        if not draft.grants:
+        moves = (*draft.moves_out, *draft.moves_in)
+        if not draft.grants and not moves:
             return None
         parts = tuple(self._part(sequence, count) for sequence, count in draft.grants.items())
         for sequence, count in draft.grants.items():
@@ -479,6 +538,7 @@ class Scheduler:
             copies=tuple(copy for taken in draft.covers.values() for copy in taken.copies),
             spans=tuple(part.span for part in parts),
             decisions=tuple(draft.decisions),
+            moves=moves,
         )
         self._plans += 1
         self.counters.steps += 1
@@ -515,9 +575,10 @@ class Scheduler:
             self.manager.distrust(sequence)
             return [self._end(sequence, "error", None, now, outcome.message)]
         if sequence.epoch == part.epoch:
+            before = sequence.computed
             sequence.compute(part.span.start, part.span.stop)
             self.manager.seal(sequence)
-            if part.span.start <= sequence.common:  # it may be the last part of the prompt
+            if before <= sequence.common:  # it may be the last part of the prompt
                 self._queue_next(self._by_id[sequence.request.id], now)
         if not part.span.samples:
             return []
@@ -547,9 +608,9 @@ class Scheduler:
             self._rows.append(sequence.row)
             if reason in ("stop", "length"):
                 self.holds.keep(sequence)
-            self.manager.release(sequence)
         elif sequence in self._waiting:
             self._waiting.remove(sequence)
+        self.manager.release(sequence)
         siblings = self._by_id[sequence.request.id]
         siblings.remove(sequence)
         self._live[sequence.request.priority] -= 1

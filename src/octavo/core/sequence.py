@@ -5,7 +5,8 @@
 
 There is no prefill or decode phase: a step computes some of the demand, and the token after the
 last position is sampled when it reaches the length. Preemption sets both watermarks to 0; tokens
-stay. The epoch tells results of before from those of after.
+stay. The epoch tells results of before from those of after. What was swapped is in flight from the
+admission on, as if it were computed: its plan moves it in.
 """
 
 from enum import Enum
@@ -86,6 +87,7 @@ class Sequence:
         self._cached_tokens = 0
         self._recomputed_tokens = 0
         self.preemptions = 0
+        self.swaps = 0
         self._arrival_s = now
         self._admitted_s: float | None = None
         self._first_token_s: float | None = None
@@ -120,19 +122,25 @@ class Sequence:
         self.rank = rank
         self.ticket = rank[1]
 
-    def admit(self, *, row: int, cached: int, now: float) -> None:
+    def admit(self, *, row: int, cached: int, now: float, restored: int = 0) -> None:
+        """Run: the KV of the first `cached` positions is there, up to `restored` on its way."""
         self.become(State.RUNNING)
         self.row = row
-        self.computed = self.scheduled = cached
+        self.computed = cached
+        self.scheduled = max(cached, restored)
         if self._admitted_s is None:
             self._admitted_s = now
             self._cached_tokens = 0 if self.number else min(cached, len(self.request.prompt))
 
-    def preempt(self) -> None:
-        """Lose row and KV; keep tokens. Results in flight belong to the epoch before."""
+    def preempt(self, *, kept: bool = False) -> None:
+        """Lose row and blocks; keep tokens. Results in flight belong to the epoch before; if KV is
+        `kept` elsewhere, what they computed is among it."""
         self.become(State.WAITING)
         self.row = NO_ROW
         self.epoch += 1
+        if kept:
+            self.swaps += 1
+            self._reached = max(self._reached, self.scheduled)
         self.computed = self.scheduled = self.sealed = 0
         self.preemptions += 1
 
@@ -187,4 +195,5 @@ class Sequence:
             first_token_s=self._first_token_s,
             finished_s=now,
             peak_blocks=sum(table.peak for table in self.tables),
+            swaps=self.swaps,
         )

@@ -4,6 +4,7 @@ from octavo.core.block_manager import BlockManager
 from octavo.core.calls import CoreSetup
 from octavo.core.prefix_cache import PrefixCache
 from octavo.core.scheduler import Scheduler
+from octavo.core.swap import HostArena
 
 
 def scheduler_of(setup: CoreSetup) -> Scheduler:
@@ -15,5 +16,6 @@ def scheduler_of(setup: CoreSetup) -> Scheduler:
         groups=groups,
         cache=PrefixCache(block_size=size, groups=groups) if setup.prefix_caching else None,
         slab_tokens=setup.slab_tokens,
+        arena=None if setup.swap is None else HostArena(setup.swap),
     )
     return Scheduler(manager, setup.limits, context=setup.context)

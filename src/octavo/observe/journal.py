@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 
@@ -27,6 +27,7 @@ from octavo.core.events import CancelReason, Decision, Event, Finished, Refused,
 from octavo.core.plan import (
     Bind,
     BlockCopy,
+    Move,
     RowFailed,
     Sampled,
     Span,
@@ -146,6 +147,7 @@ class _Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     writes: tuple[tuple[int, int, int, tuple[int, ...]], ...] = ()
     copies: tuple[tuple[int, int], ...] = ()
     decisions: tuple[tuple[str, Any], ...] = ()
+    moves: tuple[tuple[Literal["out", "in"], int, int], ...] = ()
 
 
 class _Submit(msgspec.Struct, frozen=True, tag="submit", tag_field="call"):
@@ -176,11 +178,12 @@ class _PlanCall(msgspec.Struct, frozen=True, tag="plan", tag_field="call"):
     plan: _Plan | None
 
 
-class _Commit(msgspec.Struct, frozen=True, tag="commit", tag_field="call"):
+class _Commit(msgspec.Struct, frozen=True, tag="commit", tag_field="call", omit_defaults=True):
     now: float
     plan: int
     outcomes: tuple[tuple[int, int | str], ...]
     said: tuple[tuple[str, Any], ...]
+    moved: int = 0
 
 
 _Line = _Submit | _Cancel | _PlanCall | _Commit | _Drop | _Flush
@@ -200,7 +203,9 @@ def encode(call: Call, answer: Answer) -> bytes:
                 (outcome.row, outcome.token if isinstance(outcome, Sampled) else outcome.message)
                 for outcome in result.outcomes
             )
-            return _encoder.encode(_Commit(now, result.plan_id, outcomes, _said(answer)))
+            return _encoder.encode(
+                _Commit(now, result.plan_id, outcomes, _said(answer), result.moved)
+            )
         case Submit(now, request):
             return _encoder.encode(_Submit(now, request, _said(answer)))
         case Cancel(now, request_id, branch, reason):
@@ -219,6 +224,7 @@ def _plan(plan: StepPlan) -> _Plan:
         writes=tuple((w.row, w.group, w.index, w.blocks) for w in plan.writes),
         copies=tuple((copy.source, copy.target) for copy in plan.copies),
         decisions=_named(plan.decisions),
+        moves=tuple((move.kind, move.block, move.slot) for move in plan.moves),
     )
 
 
@@ -312,13 +318,14 @@ class _Reader:
             case _PlanCall(now, plan):
                 answer = None if plan is None else self._plan(number, plan)
                 return Entry(number, Plan(now), answer)
-            case _Commit(now, plan_id, outcomes, said):
+            case _Commit(now, plan_id, outcomes, said, moved):
                 result = StepResult(
                     plan_id,
                     tuple(
                         RowFailed(row, value) if isinstance(value, str) else Sampled(row, value, 0)
                         for row, value in outcomes
                     ),
+                    moved,
                 )
                 return Entry(number, Commit(now, result), self._events(number, said))
 
@@ -343,6 +350,7 @@ class _Reader:
             decisions=tuple(
                 self._record(number, name, fields, _DECISIONS) for name, fields in plan.decisions
             ),
+            moves=tuple(Move(*move) for move in plan.moves),
         )
 
     def _record(self, number: int, name: str, fields: Any, kinds: dict[str, type[T]]) -> T:

@@ -3,9 +3,10 @@
     cell = (salt, layer group, digest of every token up to its position)
 
 Before a span is computed each cell that attention would read is compared with what it must hold: a
-wrong table entry, a block reused too early, a lost copy, a stale prefix hit or one across salts is
-found at the step that reads it. The sampled token is a function of the tokens before it, and of the
-branch if the request is not greedy, alone: every request gets the tokens it would get alone.
+wrong table entry, a block reused too early, a lost copy, a block moved to a wrong place or too
+late, a stale prefix hit or one across salts is found at the step that reads it. The sampled token
+is a function of the tokens before it, and of the branch if the request is not greedy, alone: every
+request gets the tokens it would get alone.
 """
 
 import hashlib
@@ -66,7 +67,11 @@ class WrongContent(AssertionError):
 
 
 class OracleRunner:
-    """Carries out plans over cells."""
+    """Carries out plans over cells.
+
+    Moves out are carried out as late as they may be, at the end of their step: what they read must
+    be there still.
+    """
 
     def __init__(
         self, *, blocks: int, block_size: int, groups: int = 1, vocabulary: int = 97
@@ -74,6 +79,7 @@ class OracleRunner:
         self.vocabulary = vocabulary
         self._size = block_size
         self._groups = groups
+        self._slots: dict[int, list[Cell | None]] = {}
         self._cells: list[list[Cell | None]] = [[None] * block_size for _ in range(blocks)]
         self._rows: dict[int, _Row] = {}
         self.failing: Mapping[str, int] = {}
@@ -91,8 +97,15 @@ class OracleRunner:
             table.update({write.index + i: block for i, block in enumerate(write.blocks)})
         for copy in plan.copies:
             self._cells[copy.target] = list(self._cells[copy.source])
+        for move in plan.moves:
+            if move.kind == "in":
+                self._cells[move.block] = list(self._slots[move.slot])
         outcomes = [self._compute(span) for span in plan.spans]
-        return StepResult(plan.id, tuple(outcome for outcome in outcomes if outcome is not None))
+        for move in plan.moves:
+            if move.kind == "out":
+                self._slots[move.slot] = list(self._cells[move.block])
+        told = tuple(outcome for outcome in outcomes if outcome is not None)
+        return StepResult(plan.id, told, len(plan.moves))
 
     def _compute(self, span: Span) -> Sampled | RowFailed | None:
         row = self._rows[span.row]

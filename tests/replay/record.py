@@ -11,7 +11,15 @@ from octavo.observe.journal import Journal
 
 SETUPS = {
     "crowded": Setup(blocks=12, block_size=2, sequences=4, tokens=9, depth=2, waiting=1),
-    "swapped": Setup(blocks=14, block_size=4, sequences=4, depth=2, host_blocks=9),
+    "swapped": Setup(
+        blocks=9,
+        block_size=2,
+        sequences=3,
+        depth=3,
+        host_blocks=12,
+        preemption="swap",
+        watermark_blocks=0,
+    ),
     "groups": Setup(blocks=12, block_size=4, groups=2, sequences=3, tokens=16),
 }
 

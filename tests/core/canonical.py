@@ -20,6 +20,7 @@ from octavo.core.prefix_cache import Context, Prefix, PrefixCache
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler, _InFlight, _Part
 from octavo.core.sequence import Sequence, State
+from octavo.core.swap import HostArena
 
 MANY = 8
 """So many preemptions are like any more: a small pool is held back whole."""
@@ -29,10 +30,14 @@ Value = Any
 
 
 class _Names:
-    """Names for blocks, in the order in which they are met."""
+    """Names for blocks, and for slots of the host arena, in the order in which they are met."""
 
     def __init__(self) -> None:
         self.blocks: dict[int, int] = {}
+        self.slots: dict[int, int] = {}
+
+    def slot(self, slot: int) -> int:
+        return self.slots.setdefault(slot, len(self.slots))
 
     def block(self, block: int) -> int:
         return block if block == ABSENT else self.blocks.setdefault(block, len(self.blocks))
@@ -79,6 +84,21 @@ def _blocks(names: _Names, blocks: Iterable[int]) -> Value:
     return names.all(blocks)
 
 
+def _swapped(names: _Names, arena: HostArena) -> Value:
+    return tuple(
+        (name, swapped.tokens, tuple(map(names.slot, swapped.live())))
+        for name, swapped in sorted(arena.held().items())
+    )
+
+
+def _in_flight(names: _Names, step: _InFlight) -> Value:
+    parts = tuple(_walk(names, part) for part in step.parts)
+    moves = [
+        (move.kind, names.block(move.block), names.slot(move.slot)) for move in step.plan.moves
+    ]
+    return parts, tuple(moves)
+
+
 def _published(names: _Names, by_block: dict[int, tuple[Prefix, int]]) -> Value:
     """Which block stands for which prefix."""
     placed = sorted((_path(node), group, block) for block, (node, group) in by_block.items())
@@ -99,7 +119,8 @@ READERS: dict[tuple[type, str], Reader | None] = {
     (BlockPool, "_epochs"): None,
     (BlockPool, "_free"): _count,
     (BlockPool, "_cached"): _blocks,
-    (BlockPool, "_fenced"): lambda names, blocks: names.all(sorted(blocks)),
+    (BlockPool, "_fenced"): None,  # the moves in flight say it
+    (BlockPool, "_transfers"): None,
     (BlockTable, "_blocks"): _blocks,
     (BlockTable, "peak"): None,
     (PrefixCache, "_nodes"): None,  # weak: those without a block or a sequence mean nothing
@@ -126,6 +147,7 @@ READERS: dict[tuple[type, str], Reader | None] = {
     (Sequence, "tokens"): _count,
     (Sequence, "prefixes"): _count,
     (Sequence, "preemptions"): lambda names, count: min(count, MANY),
+    (Sequence, "swaps"): None,
     (Sequence, "_reached"): None,
     (Sequence, "_cached_tokens"): None,
     (Sequence, "_recomputed_tokens"): None,
@@ -143,7 +165,8 @@ VALUES: dict[type, Reader] = {
     Prefix: lambda names, one: _path(one),
     StepPlan: lambda names, plan: None,  # carried out; the parts beside it say what will come back
     Span: lambda names, span: (span.start, span.stop, span.samples),
-    _InFlight: lambda names, step: tuple(_walk(names, part) for part in step.parts),
+    HostArena: _swapped,
+    _InFlight: _in_flight,
     _Part: lambda names, part: (
         part.sequence.id,
         part.sequence.state is State.FINISHED,

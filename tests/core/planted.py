@@ -284,9 +284,9 @@ def evicts_an_owned_block(patch: pytest.MonkeyPatch) -> None:
 def keeps_the_row_of_the_preempted(patch: pytest.MonkeyPatch) -> None:
     preempt = Sequence.preempt
 
-    def stays(sequence: Sequence) -> None:
+    def stays(sequence: Sequence, **how: bool) -> None:
         row = sequence.row
-        preempt(sequence)
+        preempt(sequence, **how)
         sequence.row = row
 
     patch.setattr(Sequence, "preempt", stays)
@@ -317,8 +317,8 @@ def draws_again_after_preemption(patch: pytest.MonkeyPatch) -> None:
     """The last token is dropped with the KV, and sampled, and sent, a second time."""
     preempt = Sequence.preempt
 
-    def shortened(sequence: Sequence) -> None:
-        preempt(sequence)
+    def shortened(sequence: Sequence, **how: bool) -> None:
+        preempt(sequence, **how)
         if sequence.answer_length:
             sequence.tokens.pop()
 

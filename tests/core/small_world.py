@@ -115,6 +115,9 @@ def commits(world: World, place: Place) -> Iterator[Call]:
     if not place.plans:
         return
     plan, result = place.plans[0], place.results[0]
+    if plan.moves and world.troubles:
+        failed = tuple(RowFailed(span.row, "trouble") for span in plan.spans)
+        yield Commit(0.0, StepResult(plan.id, failed, moved=0))
     drawn = {outcome.row: outcome for outcome in result.outcomes}
     for count in range(world.troubles + 1):
         for spans in combinations(plan.spans, count):

@@ -45,7 +45,7 @@ def test_a_small_world_has_no_bad_state(name: str) -> None:
 
 
 def test_a_search_tells_the_calls_that_lead_to_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Sequence, "preempt", lambda sequence: None)
+    monkeypatch.setattr(Sequence, "preempt", lambda sequence, kept: None)
     with pytest.raises(Broken, match="after:\n  Submit.*\n(  .*\n)*  Plan"):
         explore(PRIORITIES)
 

@@ -5,6 +5,7 @@ from tests.core.small_world import World
 from octavo.core.budget import Limits
 from octavo.core.calls import CoreSetup
 from octavo.core.request import Request, Sampling
+from octavo.core.swap import SwapSetup
 
 DRAWN = Sampling(temperature=1.0)
 
@@ -13,9 +14,25 @@ def request(name: str, prompt: tuple[int, ...], max_tokens: int, **fields: objec
     return Request(id=name, prompt=prompt, max_tokens=max_tokens, **fields)
 
 
-def setup(blocks: int, *, block_size: int = 2, groups: int = 1, **limits: object) -> CoreSetup:
+def setup(
+    blocks: int,
+    *,
+    block_size: int = 2,
+    groups: int = 1,
+    host_blocks: int = 0,
+    prefix_caching: bool = True,
+    **limits: object,
+) -> CoreSetup:
     bounds = {"sequences": 3, "tokens": 4, "watermark_blocks": 0, **limits}
-    return CoreSetup(blocks=blocks, block_size=block_size, groups=groups, limits=Limits(**bounds))
+    arena = SwapSetup(host_blocks=host_blocks, block_bytes=1, bytes_per_s=2.0, tokens_per_s=1.5)
+    return CoreSetup(
+        blocks=blocks,
+        block_size=block_size,
+        groups=groups,
+        limits=Limits(**bounds),
+        prefix_caching=prefix_caching,
+        swap=arena if host_blocks else None,
+    )
 
 
 PRIORITIES = World(
@@ -81,6 +98,27 @@ TOKENS = World(
 )
 """Blocks of one token; three plans in flight."""
 
+SWAPS = World(
+    setup=setup(4, host_blocks=3, prefix_caching=False),
+    requests=(
+        request("a", (1, 2, 3), 3),
+        request("b", (1, 2, 4), 2),
+        request("c", (1, 2, 3), 2, priority=-1),
+    ),
+    depth=2,
+)
+"""A full block is swapped, one of a single token computed again; the arena holds three blocks."""
+
+SWAPPED_BRANCHES = World(
+    setup=setup(5, host_blocks=9, preemption="swap"),
+    requests=(
+        request("a", (1, 2, 3), 2, branches=2, sampling=DRAWN),
+        request("b", (1, 2, 4), 2, priority=-1),
+    ),
+    depth=2,
+)
+"""What is swapped may be shared and cached meanwhile."""
+
 WORLDS = {
     "priorities": PRIORITIES,
     "branches": BRANCHES,
@@ -89,4 +127,6 @@ WORLDS = {
     "troubles": TROUBLES,
     "groups": GROUPS,
     "tokens": TOKENS,
+    "swaps": SWAPS,
+    "swapped branches": SWAPPED_BRANCHES,
 }

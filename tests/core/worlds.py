@@ -110,7 +110,7 @@ SWAPS = World(
 """A full block is swapped, one of a single token computed again; the arena holds three blocks."""
 
 SWAPPED_BRANCHES = World(
-    setup=setup(5, host_blocks=9, preemption="swap"),
+    setup=setup(4, host_blocks=9, preemption="swap"),
     requests=(
         request("a", (1, 2, 3), 2, branches=2, sampling=DRAWN),
         request("b", (1, 2, 4), 2, priority=-1),

@@ -112,8 +112,8 @@ SWAPS = World(
 SWAPPED_BRANCHES = World(
     setup=setup(4, host_blocks=9, preemption="swap"),
     requests=(
-        request("a", (1, 2, 3), 2, branches=2, sampling=DRAWN),
-        request("b", (1, 2, 4), 2, priority=-1),
+        request("a", (1, 2, 3), 3, branches=2, sampling=DRAWN),
+        request("b", (1, 2, 4), 3, priority=-1),
     ),
     depth=2,
 )

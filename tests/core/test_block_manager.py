@@ -508,6 +508,7 @@ class ManagerMachine(RuleBasedStateMachine):
                     running=self.running,
                     holds=self.holds,
                     waiting=(),
+                    followers=(),
                     held=(),
                     moving=(),
                     limits=limits,

@@ -8,9 +8,9 @@ from tests.core.serving import Serving, Setup
 from tests.observe.recording import Kept, random_run, small_setup, watched
 
 from octavo.core.calls import Plan
-from octavo.core.events import Finished
+from octavo.core.events import Finished, Pinned
 from octavo.core.plan import StepPlan
-from octavo.core.request import Request
+from octavo.core.request import Pin, Request
 from octavo.observe.explain import Account, account, page, table
 from octavo.observe.lives import Lives
 
@@ -196,3 +196,36 @@ def test_observing_does_not_keep_plans(seed: int) -> None:
     assert steps == 100
     assert len(life.moments) < 10
     assert len(life.blocks) < 30
+
+
+def test_who_waits_for_another_to_compute_its_beginning_is_told_so() -> None:
+    lives = Lives()
+    serving = watched(Setup(block_size=4, depth=2), lives)
+    for name in "ab":
+        serving.submit(Request(id=name, prompt=tuple(range(1, 14)), max_tokens=3))
+    serving.launch()
+    serving.launch()
+    waits = "waited 1.00 s for a, which computed 12 tokens that both begin with"
+    assert texts(told_by(lives, "b"))[1:] == [waits]
+    serving.land()
+    serving.launch()
+    found = "admitted in row 1: 13 tokens, 12 of them cached; 3 blocks found, 1 allocated"
+    assert texts(told_by(lives, "b"))[1:3] == [waits.replace("1.00", "2.00"), found]
+    serving.finish()
+
+
+def test_holds_that_go_and_pins_that_come_are_told() -> None:
+    lives = Lives()
+    serving = watched(Setup(blocks=4, block_size=4, watermark_blocks=0, pinned_blocks=1), lives)
+    for name, tokens in (("a", 1), ("b", 5), ("c", 9)):
+        prompt = tuple(range(tokens, tokens + (14 if name == "c" else 4)))
+        pin = Pin(3 if name == "c" else 4, 9.0)
+        serving.submit(Request(id=name, prompt=prompt, max_tokens=1, pin=pin))
+        serving.finish()
+    (hold,) = [d.name for d in serving.decisions if isinstance(d, Pinned)]
+    assert f"its beginning stays cached: 1 block pinned as {hold}" in texts(told_by(lives, "a"))
+    refused = "its beginning was not pinned: with it 1 block too many would be pinned"
+    assert refused in texts(told_by(lives, "b"))
+    told = texts(told_by(lives, "c"))
+    assert f"needed room: the hold {hold} gave up 1 block" in told
+    assert "its beginning was not pinned: 1 token short of a block" in told

@@ -73,6 +73,18 @@ class Yielded:
 
 
 @dataclass(frozen=True, slots=True)
+class Lead:
+    """`leader` is computing the first block that a sequence `lacking` so many tokens would not
+    find. Below position `upto`, which ends a block, their prompts are `alike`: so many tokens more
+    would be found then."""
+
+    leader: Sequence
+    upto: int
+    alike: int
+    lacking: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Found:
     """Blocks that hold the first `tokens` positions, an entry each, of one block a layer group.
 
@@ -143,7 +155,9 @@ class BlockManager:
         found, short = self._fit(sequence, chunk, upto, headroom, frozenset(), parent)
         if short:
             return Shortage(short)
+        private = sequence.private and self._swapped_tokens(sequence) > found.tokens
         self._share(sequence, found)
+        sequence.private |= private
         reach = self._reach(sequence, found, chunk, upto)
         reservation = self._cover(sequence, row, found.tokens, reach)
         assert isinstance(reservation, Reservation), "counted before"
@@ -177,6 +191,39 @@ class BlockManager:
         freed = self._freed(leaving, holds) | self.pool.fences()
         _, short = self._fit(sequence, chunk, upto, headroom, freed, parent, holds)
         return short
+
+    def fills_prompt(self, sequence: Sequence) -> bool:
+        """Whether a running sequence has blocks to compute of which others may know the content."""
+        whole = sequence.computed // self.block_size
+        return whole < len(sequence.prefixes) and not sequence.private
+
+    def lead(
+        self, sequence: Sequence, leaders: Iterable[Sequence], parent: Parent | None = None
+    ) -> Lead | None:
+        """Who of the `leaders` is computing what `sequence` could wait for; None if nobody is.
+
+        Cost     a look-up of the prompt; O(leaders + blocks alike).
+        """
+        if self._cache is None or not sequence.request.use_cache or self._swapped_tokens(sequence):
+            return None
+        found, size = self._find(sequence), self.block_size
+        nodes, tokens = sequence.prefixes, found.tokens
+        if parent is not None:
+            tokens = max(tokens, parent.common_with(sequence))
+        first = max(self._cache.match(nodes, len(nodes)), tokens // size)
+        if first >= len(nodes):
+            return None
+        alike = [
+            (_alike(leader.prefixes, nodes, first), leader)
+            for leader in leaders
+            if leader.computed // size <= first < len(leader.prefixes)
+        ]
+        count, leader = max(alike, key=lambda one: one[0], default=(0, sequence))
+        if count <= first:
+            return None
+        length = len(sequence.tokens)
+        upto = min(count * size, length - 1)
+        return Lead(leader, count * size, upto - tokens, length - tokens)
 
     def fork(
         self, parent: Sequence, child: Sequence, row: int, upto: int
@@ -558,4 +605,13 @@ def _owners(sequences: Iterable[Sequence]) -> Counter[int]:
     """How many of these own each block."""
     return Counter(
         block for sequence in sequences for table in sequence.tables for _, block in table.live()
+    )
+
+
+def _alike(one: Items[Prefix], other: Items[Prefix], first: int) -> int:
+    """Up to which index two chains are the same nodes from `first` on."""
+    pairs = zip(one[first:], other[first:], strict=False)
+    return first + next(
+        (index for index, (a, b) in enumerate(pairs) if a is not b),
+        min(len(one), len(other)) - first,
     )

@@ -96,12 +96,15 @@ class Deferred:
     """A request waits this step: `limit` names what is short, `missing` how much of it.
 
     Of the requests not yet admitted only the first says so; the others wait behind it. Blocks
-    `in_transfer` are there when a plan in flight is committed.
+    `in_transfer` are there when a plan in flight is committed. One whose prompt begins as that of a
+    running request, `behind`, says once that it waits until the `missing` tokens of the beginning
+    are computed there ("prefix"); nobody waits behind it.
     """
 
     request_id: str
-    limit: Literal["blocks", "rows", "tokens", "in_flight", "in_transfer"]
+    limit: Literal["blocks", "rows", "tokens", "in_flight", "in_transfer", "prefix"]
     missing: int
+    behind: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ def check(scheduler: Scheduler) -> None:
     _check_blocks(scheduler)
     _check_holds(scheduler)
     _check_sequences(scheduler)
+    _check_followers(scheduler)
     _check_cache(scheduler)
     _check_arena(scheduler)
 
@@ -92,6 +93,15 @@ def _check_sequences(scheduler: Scheduler) -> None:
         assert sequence.state is State.WAITING
         assert sequence.row == NO_ROW
         assert not any(len(table) for table in sequence.tables), f"{sequence.id} waits and owns"
+
+
+def _check_followers(scheduler: Scheduler) -> None:
+    """Who follows waits, and whom it waits for runs and is not there yet."""
+    for leader, upto, follower in scheduler.followers:
+        assert leader.state is State.RUNNING, f"{follower.id} waits for {leader.id}, which is gone"
+        assert leader.computed < upto, f"{follower.id} waits for {leader.id}, which is there"
+        assert not leader.private, f"{follower.id} waits for {leader.id}, which publishes nothing"
+        assert follower.state in (State.WAITING, State.FINISHED), f"{follower.id} follows and runs"
 
 
 def _check_writable(scheduler: Scheduler, blocks: tuple[int, ...], computed: int) -> None:

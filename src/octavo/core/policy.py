@@ -18,6 +18,7 @@ from operator import attrgetter
 from typing import Literal
 
 from octavo.core.budget import AdmissionRule, Limits, Policy, Preemption
+from octavo.core.pace import Pace
 from octavo.core.queue import Waiting
 from octavo.core.sequence import Sequence
 
@@ -153,6 +154,21 @@ def swap_or_recompute(
     else:
         mode = "recompute"
     return Yielding(mode, swap_s, recompute_s)
+
+
+def goes_before(running: Sequence, waiting: Sequence, at: Circumstances) -> bool:
+    """Whether one that runs ranks before one that waits, were that admitted now."""
+    ticket = inf if waiting.ticket is None else waiting.ticket
+    return running.rank < (class_of(waiting, at), ticket)
+
+
+def worth_following(alike: int, lacking: int, left: int, pace: Pace) -> bool:
+    """Whether one that lacks so many tokens waits for another to compute those that are `alike`.
+
+    They are not computed twice then; but the rest comes a step later, and a step costs something
+    before its first token. With too little `left` of this step's budget the rest does so anyway.
+    """
+    return alike > 0 and (lacking > left or alike * pace.token_s >= pace.base_s)
 
 
 def crowds(siblings: int, running: int) -> bool:

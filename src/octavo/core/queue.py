@@ -3,6 +3,7 @@
     priority 0, tenant a    │ r1 r4 r9        in a lane those that were preempted come first,
     priority 0, tenant b    │ r2              then all by arrival
     priority 1, tenant a    │ r3 r5
+    aside                   │ r6              their turn cannot come now
 
 That order is the same under every policy, so that one which changes while sequences wait, or
 depends on the time, need not sort them anew: it compares the first of each lane.
@@ -26,6 +27,7 @@ class Waiting:
 
     def __init__(self) -> None:
         self._lanes: dict[Lane, list[Sequence]] = {}
+        self._aside: dict[Sequence, None] = {}
         self._count = 0
         self.tokens = 0
         """Prompt tokens that wait, see `prompt_tokens`."""
@@ -34,10 +36,17 @@ class Waiting:
         return self._count
 
     def __iter__(self) -> Iterator[Sequence]:
-        """All, lane by lane."""
+        """All whose turn can come, lane by lane."""
         return chain.from_iterable(self._lanes.values())
 
+    def all(self) -> Iterator[Sequence]:
+        """Those who are aside too."""
+        return chain(self, self._aside)
+
     def __contains__(self, sequence: Sequence) -> bool:
+        return sequence in self._aside or self._in_lane(sequence)
+
+    def _in_lane(self, sequence: Sequence) -> bool:
         lane = self._lanes.get(_lane_of(sequence), [])
         index = bisect_left(lane, _place(sequence), key=_place)
         return index < len(lane) and lane[index] is sequence
@@ -48,21 +57,41 @@ class Waiting:
 
     def tenants(self) -> set[str]:
         """Who has a sequence here."""
-        return {tenant for _, tenant in self._lanes}
+        return {tenant for _, tenant in self._lanes} | {s.request.tenant for s in self._aside}
 
     def add(self, sequence: Sequence) -> None:
-        insort(self._lanes.setdefault(_lane_of(sequence), []), sequence, key=_place)
+        self._enter(sequence)
         self._count += 1
         self.tokens += prompt_tokens(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         assert sequence in self, f"{sequence.id} does not wait"
+        if sequence in self._aside:
+            del self._aside[sequence]
+        else:
+            self._leave(sequence)
+        self._count -= 1
+        self.tokens -= prompt_tokens(sequence)
+
+    def set_aside(self, sequence: Sequence) -> None:
+        """Its turn does not come until it is called back."""
+        self._leave(sequence)
+        self._aside[sequence] = None
+
+    def call_back(self, sequence: Sequence) -> None:
+        """Give it back its place, if it is aside still."""
+        if sequence in self._aside:
+            del self._aside[sequence]
+            self._enter(sequence)
+
+    def _enter(self, sequence: Sequence) -> None:
+        insort(self._lanes.setdefault(_lane_of(sequence), []), sequence, key=_place)
+
+    def _leave(self, sequence: Sequence) -> None:
         lane = self._lanes[_lane_of(sequence)]
         del lane[bisect_left(lane, _place(sequence), key=_place)]
         if not lane:
             del self._lanes[_lane_of(sequence)]
-        self._count -= 1
-        self.tokens -= prompt_tokens(sequence)
 
 
 def prompt_tokens(sequence: Sequence) -> int:

@@ -10,7 +10,7 @@ were made.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -33,6 +33,7 @@ from octavo.core.events import (
     Preempted,
     Refused,
 )
+from octavo.core.following import Followers
 from octavo.core.holds import Holds
 from octavo.core.pace import Pace
 from octavo.core.plan import Bind, Move, RowFailed, Sampled, Span, StepPlan, StepResult
@@ -96,6 +97,8 @@ class _Draft:
         self.preempted = False
         self.awaited = 0
         """Blocks kept for those who will have enough when the moves in flight are over."""
+        self.leaders: list[Sequence] | None = None
+        """Who is computing its prompt, once somebody has asked."""
 
     def cover(self, sequence: Sequence, taken: Reservation | Admission) -> None:
         self.covers[sequence] = taken
@@ -121,6 +124,7 @@ class Scheduler:
         self.limits = limits
         self.counters = Counters()
         self.holds = Holds(manager)
+        self.followers = Followers()
         self.pace = Pace()
         self._context = context or Context()
         self._waiting = Waiting()
@@ -139,7 +143,7 @@ class Scheduler:
 
     @property
     def waiting(self) -> tuple[Sequence, ...]:
-        return tuple(self._waiting)
+        return tuple(self._waiting.all())
 
     @property
     def running(self) -> tuple[Sequence, ...]:
@@ -211,8 +215,9 @@ class Scheduler:
         self.manager.begin(now, self._plans)
         self.holds.flush()
         self.manager.flush()
-        for sequence in self._running:
+        for sequence in (*self._running, *self._waiting.all()):  # waiting ones may have KV too
             sequence.private = True
+            self._call_back(self.followers.deserted(sequence))
         return ()
 
     def plan(self, now: float) -> StepPlan | None:
@@ -360,6 +365,7 @@ class Scheduler:
         self._running.remove(victim)
         self._rows.append(victim.row)
         victim.preempt(kept=bool(yielded.moves))
+        self._call_back(self.followers.deserted(victim))
         self._waiting.add(victim)
         draft.moves_out += yielded.moves
         self.counters.preemptions += 1
@@ -385,10 +391,34 @@ class Scheduler:
             sequence = policy.first(self._waiting, draft.at)
             if sequence is None:
                 return
+            if self._follow(sequence, draft):
+                continue
             deferred = self._admit(sequence, draft)
             if deferred is not None:
                 draft.decisions.append(deferred)
                 return
+
+    def _follow(self, sequence: Sequence, draft: _Draft) -> bool:
+        """Set it aside while one that runs computes the beginning of its prompt, if that is worth
+        waiting for."""
+        if not draft.budget.left:
+            return False
+        if draft.leaders is None:
+            draft.leaders = [one for one in self._running if self.manager.fills_prompt(one)]
+        before = (one for one in draft.leaders if policy.goes_before(one, sequence, draft.at))
+        lead = self.manager.lead(sequence, before, self._parent_of(sequence))
+        if lead is None or not policy.worth_following(
+            lead.alike, lead.lacking, draft.budget.left, self.pace
+        ):
+            return False
+        self._waiting.set_aside(sequence)
+        self.followers.follow(lead.leader, lead.upto, sequence)
+        draft.decisions.append(Deferred(sequence.id, "prefix", lead.alike, lead.leader.id))
+        return True
+
+    def _call_back(self, followers: Iterable[Sequence]) -> None:
+        for follower in followers:
+            self._waiting.call_back(follower)
 
     def _admit(self, sequence: Sequence, draft: _Draft) -> Deferred | None:
         if sequence.promised:
@@ -480,6 +510,8 @@ class Scheduler:
         resumed = sequence.preemptions > 0
         self._waiting.remove(sequence)
         self._running.append(sequence)
+        if draft.leaders is not None:
+            draft.leaders.append(sequence)
         row = self._rows.pop()
         sequence.take_rank(self._rank(sequence, draft.at))
         cached, restored = admission.cached_tokens, admission.restored_tokens
@@ -578,6 +610,7 @@ class Scheduler:
             before = sequence.computed
             sequence.compute(part.span.start, part.span.stop)
             self.manager.seal(sequence)
+            self._call_back(self.followers.passed(sequence))
             if before <= sequence.common:  # it may be the last part of the prompt
                 self._queue_next(self._by_id[sequence.request.id], now)
         if not part.span.samples:
@@ -611,6 +644,7 @@ class Scheduler:
         elif sequence in self._waiting:
             self._waiting.remove(sequence)
         self.manager.release(sequence)
+        self._call_back(self.followers.deserted(sequence))
         siblings = self._by_id[sequence.request.id]
         siblings.remove(sequence)
         self._live[sequence.request.priority] -= 1

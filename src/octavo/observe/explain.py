@@ -131,6 +131,9 @@ def _words(what: What, life: Life, for_s: float) -> str:
     match what:
         case Arrived(running, waiting):
             return f"arrived; {running} were running, {waiting} waiting"
+        case Waited(behind, "prefix", missing):
+            alike = f"{_count(missing, 'token')} that both begin with"
+            return f"waited {_seconds(for_s)} for {behind}, which computed {alike}"
         case Waited(behind, limit, missing):
             if not limit:
                 return f"waited {_seconds(for_s)} for the next step"

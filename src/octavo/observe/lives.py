@@ -45,7 +45,8 @@ class Arrived:
 @dataclass(frozen=True, slots=True)
 class Waited:
     """Not computed for a while. `behind` stood first in the queue (empty: the request itself),
-    `limit` is what it was short of, `missing` how much. Without a limit a step was under way."""
+    `limit` is what it was short of, `missing` how much. Without a limit a step was under way. With
+    the limit "prefix" `behind` was computing the beginning of this one's prompt."""
 
     behind: str
     limit: str
@@ -178,6 +179,8 @@ class Lives:
         self._rows: dict[int, Life] = {}
         self._drawing: dict[int, list[Life]] = {}
         """For each plan in flight who draws the first token since an admission."""
+        self._aside: dict[str, Moment] = {}
+        """Since when who waits for another to compute its beginning."""
         self._queue: deque[Moment] = deque(maxlen=None if ended is None else 4096)
         """What the head of the queue waited for."""
         self._lock = threading.Lock()
@@ -231,7 +234,11 @@ class Lives:
         first: Deferred | None = None
         for decision in plan.decisions:
             if isinstance(decision, Deferred) and self._lives[decision.request_id].row < 0:
-                first = decision
+                self._back(decision.request_id, now)
+                if decision.limit == "prefix":
+                    self._put_aside(decision, now)
+                else:
+                    first = decision
             else:
                 self._decided(decision, now)
         self._note_queue(first, now)
@@ -249,9 +256,20 @@ class Lives:
                     life.filling = False
                     self._drawing.setdefault(plan.id, []).append(life)
 
+    def _put_aside(self, decision: Deferred, now: float) -> None:
+        waits = Waited(decision.behind, decision.limit, decision.missing)
+        self._aside[decision.request_id] = Moment(now, now, waits)
+
+    def _back(self, name: str, now: float) -> None:
+        """It no longer waits for another, if it did."""
+        aside = self._aside.pop(name, None)
+        if aside is not None and now - aside.at_s > _LEAST_WAIT_S:
+            self._lives[name].tell(aside.what, now, since=aside.at_s)
+
     def _decided(self, decision: Decision, now: float) -> None:
         match decision:
             case Admitted(request_id, row):
+                self._back(request_id, now)
                 life = self._lives[request_id]
                 if not decision.resumed:
                     life.cached_tokens = decision.cached_tokens
@@ -310,6 +328,7 @@ class Lives:
             keys = [key for key in self._names if key[0] == event.request_id]
         if isinstance(event, Finished) or event.limit != "id":
             for key in keys:
+                self._back(self._names[key], now)
                 self._end_one(self._lives.pop(self._names.pop(key)), event, now)
 
     def _end_one(self, life: Life, event: Finished | Refused, now: float) -> None:
@@ -334,6 +353,9 @@ class Lives:
 
     def _with_waiting(self, life: Life) -> Life:
         """With a moment for each cause of its waiting, from what the queue's head waited for."""
+        aside = self._aside.get(life.id)
+        if aside is not None:
+            life.tell(aside.what, self._until(), since=aside.at_s)
         waits = [moment for span in _waiting(life, self._until()) for moment in self._causes(*span)]
         own = [_named_self(moment, life.id) for moment in waits]
         # Of what happens at one time the waiting comes last, or ends what follows it.
@@ -351,10 +373,19 @@ class Lives:
 
 
 def _waiting(life: Life, now: float) -> Iterable[tuple[float, float]]:
-    """From when to when it waited, each time."""
+    """From when to when it waited, each time, but not for another to compute its beginning."""
+    aside = [
+        (moment.at_s, moment.until_s)
+        for moment in life.moments
+        if isinstance(moment.what, Waited) and moment.what.limit == "prefix"
+    ]
     ends = [at_s for at_s, _ in life.phases[1:]] + [max(now, life.arrived_s)]
     for (at_s, phase), end_s in zip(life.phases, ends, strict=True):
         if phase in ("waiting", "preempted"):
+            for since_s, until_s in aside:
+                if at_s <= since_s and until_s <= end_s:
+                    yield at_s, since_s
+                    at_s = until_s
             yield at_s, end_s
 
 

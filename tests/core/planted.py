@@ -15,7 +15,7 @@ from octavo.core.block_manager import BlockManager, _Found
 from octavo.core.block_pool import BlockPool, Shortage, Taken
 from octavo.core.budget import Budget
 from octavo.core.events import Event, Finished
-from octavo.core.plan import RowFailed, Sampled
+from octavo.core.plan import RowFailed, Sampled, Span
 from octavo.core.prefix_cache import Context, Fate, Prefix, PrefixCache
 from octavo.core.scheduler import Scheduler, _Part
 from octavo.core.sequence import Sequence, State
@@ -361,10 +361,9 @@ def goes_on_after_the_end(patch: pytest.MonkeyPatch) -> None:
     """A step in flight brings a token for an answer that has ended."""
     take_in = Scheduler._take_in
 
-    def late(scheduler: Scheduler, part: _Part, outcome: object, now: float) -> list[Event]:
+    def late(scheduler: Scheduler, part: _Part, outcome: object, now: float) -> Iterable[Event]:
         if part.sequence.state is State.FINISHED and isinstance(outcome, Sampled):
-            part.sequence.append(outcome.token, now)
-            return [part.sequence.newest(0.0)]
+            return [part.sequence.append(outcome.token, 0.0, now)]
         return take_in(scheduler, part, outcome, now)
 
     patch.setattr(Scheduler, "_take_in", late)
@@ -374,7 +373,7 @@ def trusts_what_failed(patch: pytest.MonkeyPatch) -> None:
     """A row that failed is treated as one that samples nothing: its request never ends."""
     take_in = Scheduler._take_in
 
-    def trusting(scheduler: Scheduler, part: _Part, outcome: object, now: float) -> list[Event]:
+    def trusting(scheduler: Scheduler, part: _Part, outcome: object, now: float) -> Iterable[Event]:
         return [] if isinstance(outcome, RowFailed) else take_in(scheduler, part, outcome, now)
 
     patch.setattr(Scheduler, "_take_in", trusting)
@@ -383,12 +382,14 @@ def trusts_what_failed(patch: pytest.MonkeyPatch) -> None:
 def promises_no_token(patch: pytest.MonkeyPatch) -> None:
     """A step in flight is not counted: the next plan computes its position again."""
 
-    def schedule(sequence: Sequence, count: int, plan_id: int) -> None:
-        sequence.last_served = plan_id
-        if sequence.scheduled + count == sequence.length:
-            sequence.promised += 1
+    schedule = Sequence.schedule
 
-    patch.setattr(Sequence, "schedule", schedule)
+    def forgetful(sequence: Sequence, count: int, plan_id: int) -> Span:
+        span = schedule(sequence, count, plan_id)
+        sequence.scheduled = span.start
+        return span
+
+    patch.setattr(Sequence, "schedule", forgetful)
 
 
 def counts_a_revived_block_twice(patch: pytest.MonkeyPatch) -> None:

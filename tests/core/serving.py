@@ -313,7 +313,7 @@ class Serving:
                 assert name not in self.endings, "an event after the terminal one"
                 if isinstance(event, Token):
                     sent = self.tokens[name]
-                    assert event.index == len(sent), "an answer with a gap or a repeat"
+                    assert event.number == len(sent), "an answer with a gap or a repeat"
                     sent.append(event.token)
                 else:
                     self.endings[name] = event

@@ -195,9 +195,9 @@ def _receive(place: Place, event: Event) -> None:
     if isinstance(event, Finished):
         assert event.receipt.completion_tokens == place.sent.pop(own)
         return
-    assert event.index == place.sent[own], f"{named}: a gap or a repeat"
+    assert event.number == place.sent[own], f"{named}: a gap or a repeat"
     place.sent[own] += 1
-    assert event.token in (STOP, _alone(own)[event.index]), f"{named}: another token than alone"
+    assert event.token in (STOP, _alone(own)[event.number]), f"{named}: another token than alone"
 
 
 @cache

@@ -230,8 +230,8 @@ def test_the_last_owner_writes_without_a_copy() -> None:
     assert manager.reserve(child, 7) == Shortage(1)
     assert not manager.covers(child, 7)
     manager.release(parent)
-    assert manager.covers(child, 7)
     assert manager.reserve(child, 7) == Reservation((), (), ())
+    assert manager.covers(child, 7)
 
 
 def test_a_published_block_is_copied_or_when_blocks_are_short_rewritten_and_not_found() -> None:
@@ -362,7 +362,7 @@ class ManagerMachine(RuleBasedStateMachine):
         covers = self.manager.covers(sequence, upto)
         available = self.manager.pool.available
         reservation = self.manager.reserve(sequence, upto)
-        assert covers == (not growth and not shared and not lone)
+        assert not covers or not (growth or shared or lone)  # False says only that it is not known
         if isinstance(reservation, Shortage):
             assert reservation.blocks == growth + len(shared) - available > 0
             self.release(sequence)

@@ -227,6 +227,7 @@ def test_B025_the_audit_counts_a_copy_too_many(
     random: Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The planted fault: every write in the middle of a block copies it."""
+    monkeypatch.setattr(BlockManager, "covers", lambda manager, sequence, upto: False)
     monkeypatch.setattr(
         BlockManager, "_protects", lambda manager, table, position: position % 4 and len(table) > 2
     )

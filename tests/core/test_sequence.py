@@ -17,7 +17,7 @@ def served(one: Sequence, count: int, token: int | None = None) -> None:
     one.schedule(count, plan_id=0)
     one.compute(start, start + count)
     if token is not None:
-        one.append(token, now=2.0)
+        one.append(token, -0.5, now=2.0)
 
 
 @pytest.mark.parametrize("state", State)

@@ -80,14 +80,15 @@ def test_another_token_gives_other_answers(seed: int) -> None:
         if isinstance(call, Commit) and call.result.outcomes
     )
     outcomes = tuple(
-        dataclasses.replace(outcome, token=outcome.token + 1)
+        outcome._replace(token=outcome.token + 1)
         if isinstance(outcome, Sampled)
         else dataclasses.replace(outcome, message="other")
         for outcome in call.result.outcomes
     )
-    told[index] = (dataclasses.replace(call, result=StepResult(call.result.plan_id, outcomes)), ())
-    answers = [answer for _, answer in told]
-    assert replayed(setup, told)[index:] != answers[index:]
+    other = dataclasses.replace(call, result=StepResult(call.result.plan_id, outcomes))
+    answers = replayed(setup, [*told[:index], (other, ())])
+    assert answers[:index] == [answer for _, answer in told[:index]]
+    assert answers[index] != told[index][1]
 
 
 def test_another_policy_decides_otherwise(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:

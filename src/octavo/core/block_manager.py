@@ -328,6 +328,8 @@ class BlockManager:
         sequence.sealed = found.tokens // self.block_size
         sequence.private = False
         if found.parent is not None:
+            if isinstance(found.parent, Sequence):
+                found.parent.writable = 0  # one of its blocks may be shared now
             sequence.prefixes = found.parent.prefixes[: sequence.sealed]
             sequence.sealed = len(sequence.prefixes)  # fewer if the parent published nothing
             sequence.private = found.parent.private
@@ -340,11 +342,8 @@ class BlockManager:
 
     def covers(self, sequence: Sequence, upto: int) -> bool:
         """Whether there is nothing to reserve: the tables reach every position below `upto`, and
-        the block that the next position is written to has one owner."""
-        for table in sequence.tables:
-            if not table.covers(upto) or self._protects(table, sequence.scheduled):
-                return False
-        return True
+        the block that the next position is written to has one owner. False if that is not known."""
+        return upto <= sequence.writable
 
     def reserve(self, sequence: Sequence, upto: int, headroom: int = 0) -> Reservation | Shortage:
         """Make the tables of `sequence` cover every position below `upto`, ready to be written to.
@@ -417,6 +416,7 @@ class BlockManager:
             if count:
                 blocks, rest = rest[:count], rest[count:]
                 writes.append(TableWrite(row, group, table.grow(blocks), blocks))
+        sequence.writable = self.block_size * len(sequence.tables[0])
         return Reservation(tuple(writes), tuple(copies), taken.evicted)
 
     def _protects(self, table: BlockTable, position: int) -> bool:
@@ -431,10 +431,10 @@ class BlockManager:
 
         Cost     one hash a filled block; nothing between.
         """
-        if self._cache is None or not sequence.request.use_cache or sequence.private:
-            return
         full = sequence.computed // self.block_size
-        if full <= sequence.sealed:
+        if full <= sequence.sealed or self._cache is None:
+            return
+        if sequence.private or not sequence.request.use_cache:
             return
         self._cache.extend(
             sequence.prefixes, sequence.context, sequence.tokens, full * self.block_size
@@ -461,6 +461,7 @@ class BlockManager:
         """
         if self.arena is not None:
             self.arena.drop(sequence.id)
+        sequence.writable = 0
         return self._release(sequence.tables)
 
     def _release(self, tables: Items[BlockTable]) -> int:

@@ -1,7 +1,7 @@
 """What leaves the core: events for the caller, decisions and their reasons for the journal."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 CancelReason = Literal["abort", "stop"]
@@ -32,12 +32,11 @@ class Receipt:
     """How many of the preemptions swapped its KV."""
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
-    """Answer token number `index` (from 0) of one branch of a request."""
+class Token(NamedTuple):
+    """Answer token `number` (from 0) of one branch of a request."""
 
     request_id: str
-    index: int
+    number: int
     token: int
     logprob: float
     branch: int = 0

@@ -5,10 +5,12 @@ A `StepPlan` says how the rows change, then which positions to compute. It is ca
 this order: moves out, binds, writes, copies, moves in, spans. Plans are carried out in the order of
 their ids. Only the moves out may be late: until the plan is committed nothing is written to the
 blocks that they read, nor read from the slots that they write.
+
+What there is one of for each sequence and step is a named tuple: it is made in a third of the time.
 """
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from octavo.core.events import Decision
 from octavo.core.request import Request
@@ -49,8 +51,7 @@ class Move:
     slot: int
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """Compute positions [start, stop) of the sequence in `row`, writing their keys and values.
 
     `tokens` are the ids at those positions. With plans in flight the last ones may not be known
@@ -78,8 +79,7 @@ class StepPlan:
     moves: tuple[Move, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(NamedTuple):
     """The token drawn for a span that samples, with its log-probability before any filter."""
 
     row: int

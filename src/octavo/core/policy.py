@@ -83,19 +83,20 @@ def climbed(sequence: Sequence, at: Circumstances) -> int:
     return int(max(0.0, at.now - sequence.arrived_s) / aging_s) if aging_s else 0
 
 
-def service_order(running: Iterable[Sequence]) -> list[Sequence]:
-    """The order in which running sequences are offered the token budget.
+def service_order(demands: Items[tuple[Sequence, int]], budget: int) -> Items[tuple[Sequence, int]]:
+    """The order in which running sequences, each with its demand, are offered the token budget.
 
-    Decodes first, those that waited longest before the others, so that each gets its turn when
-    the budget is smaller than their number; then the rest by rank.
+    Any order if that is enough for all. Else decodes first, those that waited longest before the
+    others, so that each gets its turn when the budget is smaller than their number; then by rank.
     """
+    if sum([demand for _, demand in demands]) <= budget:
+        return demands
+    return sorted(demands, key=_turn)
 
-    decodes: list[Sequence] = []
-    others: list[Sequence] = []
-    for sequence in running:
-        (decodes if sequence.demand == 1 else others).append(sequence)
-    decodes.sort(key=attrgetter("last_served", "rank"))
-    return decodes + by_rank(others)
+
+def _turn(offered: tuple[Sequence, int]) -> tuple[bool, int, tuple[int, int]]:
+    sequence, demand = offered
+    return (True, 0, sequence.rank) if demand > 1 else (False, sequence.last_served, sequence.rank)
 
 
 def by_rank(sequences: Iterable[Sequence]) -> list[Sequence]:

@@ -243,7 +243,8 @@ class Scheduler:
         events: list[Event] = []
         for part in step.parts:
             events += self._take_in(part, outcomes.get(part.span.row), now)
-            self._pin(part.sequence, now)
+            if part.sequence.request.pin is not None:
+                self._pin(part.sequence, now)
         if step.tokens and not plan.moves:
             self.pace.observe(step.tokens, now - max(step.planned_at, self._committed_at))
         self._committed_at = now
@@ -305,8 +306,8 @@ class Scheduler:
 
     def _grant(self, draft: _Draft) -> None:
         """Hand the token budget to the running sequences."""
-        for sequence in policy.service_order(self._running):
-            demand = sequence.demand
+        demands = [(sequence, sequence.demand) for sequence in self._running]
+        for sequence, demand in policy.service_order(demands, draft.budget.left):
             granted = draft.budget.grant(demand)
             if granted:
                 draft.grants[sequence] = granted
@@ -558,9 +559,10 @@ class Scheduler:
         moves = (*draft.moves_out, *draft.moves_in)
         if not draft.grants and not moves:
             return None
-        parts = tuple(self._part(sequence, count) for sequence, count in draft.grants.items())
-        for sequence, count in draft.grants.items():
-            sequence.schedule(count, draft.id)
+        parts = tuple(
+            _Part(sequence, sequence.epoch, sequence.schedule(count, draft.id))
+            for sequence, count in draft.grants.items()
+        )
         draft.decisions += self._untold
         self._untold = []
         plan = StepPlan(
@@ -580,18 +582,6 @@ class Scheduler:
         self._in_flight.append(_InFlight(plan, parts, now, tokens))
         return plan
 
-    @staticmethod
-    def _part(sequence: Sequence, count: int) -> _Part:
-        start, stop = sequence.scheduled, sequence.scheduled + count
-        span = Span(
-            row=sequence.row,
-            start=start,
-            stop=stop,
-            tokens=tuple(sequence.tokens[start:stop]),
-            samples=stop == sequence.length,
-        )
-        return _Part(sequence, sequence.epoch, span)
-
     # --- commit
 
     def _pin(self, sequence: Sequence, now: float) -> None:
@@ -599,33 +589,29 @@ class Scheduler:
         if told is not None:
             self._untold.append(told)
 
-    def _take_in(self, part: _Part, outcome: Sampled | RowFailed | None, now: float) -> list[Event]:
-        sequence = part.sequence
+    def _take_in(
+        self, part: _Part, outcome: Sampled | RowFailed | None, now: float
+    ) -> Iterable[Event]:
+        sequence, epoch, (_, start, stop, _, samples) = part
         if sequence.state is State.FINISHED:
-            return []
+            return ()
         if isinstance(outcome, RowFailed):
             self.manager.distrust(sequence)
-            return [self._end(sequence, "error", None, now, outcome.message)]
-        if sequence.epoch == part.epoch:
+            return (self._end(sequence, "error", None, now, outcome.message),)
+        if sequence.epoch == epoch:
             before = sequence.computed
-            sequence.compute(part.span.start, part.span.stop)
+            sequence.compute(start, stop)
             self.manager.seal(sequence)
             self._call_back(self.followers.passed(sequence))
             if before <= sequence.common:  # it may be the last part of the prompt
                 self._queue_next(self._by_id[sequence.request.id], now)
-        if not part.span.samples:
-            return []
+        if not samples:
+            return ()
         assert outcome is not None, f"{sequence.id}: the step sampled nothing"
-        return self._append(sequence, outcome, now)
-
-    def _append(self, sequence: Sequence, outcome: Sampled, now: float) -> list[Event]:
-        sequence.append(outcome.token, now)
         self.counters.tokens_sampled += 1
-        events: list[Event] = [sequence.newest(outcome.logprob)]
+        token = sequence.append(outcome.token, outcome.logprob, now)
         ending = sequence.ending()
-        if ending is not None:
-            events.append(self._end(sequence, *ending, now))
-        return events
+        return (token,) if ending is None else (token, self._end(sequence, *ending, now))
 
     def _end(
         self,

@@ -13,6 +13,7 @@ from enum import Enum
 
 from octavo.core.block_table import BlockTable
 from octavo.core.events import Finished, FinishReason, Receipt, Token
+from octavo.core.plan import Span
 from octavo.core.prefix_cache import Context, Prefix
 from octavo.core.request import Request, branch_name
 
@@ -82,6 +83,8 @@ class Sequence:
         """Nothing that it computes is published: it began before the cache was flushed."""
         self.pinned = number > 0
         """The pin that its request asks for was granted or refused, or is another sibling's."""
+        self.writable = 0
+        """Positions from `scheduled` up to here may be written to; kept by the block manager."""
         self.last_served = -1
         self._reached = 0
         self._cached_tokens = 0
@@ -141,30 +144,35 @@ class Sequence:
         if kept:
             self.swaps += 1
             self._reached = max(self._reached, self.scheduled)
-        self.computed = self.scheduled = self.sealed = 0
+        self.computed = self.scheduled = self.sealed = self.writable = 0
         self.preemptions += 1
 
-    def schedule(self, count: int, plan_id: int) -> None:
-        self.scheduled += count
+    def schedule(self, count: int, plan_id: int) -> Span:
+        """Put the next `count` positions into a plan; returns them."""
+        start, length = self.scheduled, len(self.tokens) + self.promised
+        self.scheduled = stop = start + count
         self.last_served = plan_id
-        if self.scheduled == self.length:
+        samples = stop == length
+        if samples:
             self.promised += 1
+        return Span(self.row, start, stop, tuple(self.tokens[start:stop]), samples)
 
     def compute(self, start: int, stop: int) -> None:
         self.computed = stop
-        self._recomputed_tokens += max(0, min(stop, self._reached) - start)
-        self._reached = max(self._reached, stop)
+        if start < self._reached:
+            self._recomputed_tokens += min(stop, self._reached) - start
+        if stop > self._reached:
+            self._reached = stop
 
-    def append(self, token: int, now: float) -> None:
+    def append(self, token: int, logprob: float, now: float) -> Token:
+        """Take in an answer token; returns its event."""
+        request, tokens = self.request, self.tokens
         self.promised -= 1
-        self.tokens.append(token)
+        tokens.append(token)
         if self._first_token_s is None:
             self._first_token_s = now
-
-    def newest(self, logprob: float) -> Token:
-        """The event of the token appended last."""
-        index, branch = self.answer_length - 1, self.request.sampling.branch
-        return Token(self.request.id, index, self.tokens[-1], logprob, branch)
+        number = len(tokens) - len(request.prompt) - 1
+        return Token(request.id, number, token, logprob, request.sampling.branch)
 
     def finish(
         self, reason: FinishReason, stop_id: int | None, now: float, message: str = ""
@@ -176,12 +184,10 @@ class Sequence:
 
     def ending(self) -> tuple[FinishReason, int | None] | None:
         """Whether the newest token ends the answer, and why."""
-        token = self.tokens[-1]
-        if token in self.request.stop_token_ids and self.answer_length > self.request.min_tokens:
+        token, request = self.tokens[-1], self.request
+        if token in request.stop_token_ids and self.answer_length > request.min_tokens:
             return ("stop", token)
-        if self.answer_length >= self.request.max_tokens:
-            return ("length", None)
-        return None
+        return ("length", None) if len(self.tokens) > self.last_position else None
 
     def receipt(self, now: float) -> Receipt:
         return Receipt(

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from octavo.config import EngineConfig
     from octavo.engine.llm import LLM
     from octavo.engine.params import SamplingParams
+    from octavo.engine.session import Session
 
 __version__ = "0.1.0"
 
@@ -49,6 +50,7 @@ __all__ = [
     "Overloaded",
     "RequestError",
     "SamplingParams",
+    "Session",
     "SetupError",
     "UnknownModel",
     "__version__",
@@ -57,6 +59,7 @@ __all__ = [
 _HOME = {
     "LLM": "octavo.engine.llm",
     "SamplingParams": "octavo.engine.params",
+    "Session": "octavo.engine.session",
     "EngineConfig": "octavo.config",
 }
 

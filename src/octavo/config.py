@@ -138,6 +138,13 @@ class EngineConfig:
     enable_prefix_caching: bool = _setting(
         True, "switch", "share the KV of equal prompt beginnings between requests"
     )
+    pin_quota: float = _setting(
+        0.25,
+        "share",
+        "share of the KV blocks that requests may pin, so that the beginning of a prompt stays",
+        low=0.0,
+        high=1.0,
+    )
     threads: int | None = _setting(
         None, "whole", "compute threads (default: the cores this process may use)", low=1, high=1024
     )

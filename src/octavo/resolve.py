@@ -118,6 +118,7 @@ def resolve(config: EngineConfig, model: ModelFacts, machine: MachineFacts) -> R
             waiting_tokens=config.max_queued_tokens,
             watermark_blocks=int(config.watermark * blocks),
             admission=config.admission,
+            pinned_blocks=int(config.pin_quota * blocks) if config.enable_prefix_caching else 0,
             policy=config.policy,
             aging_s=config.aging,
         ),

@@ -11,7 +11,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
-from octavo.core.events import Event, Refused, Token
+from octavo.core.events import CancelReason, Event, Refused, Token
 from octavo.core.request import Request
 from octavo.engine.door import Ticket
 from octavo.engine.engine import Engine, EngineStatus
@@ -30,10 +30,16 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """One branch of a request, or all."""
+    """One branch of a request, or all; "stop" says that a stop string has ended the answer."""
 
     request_id: str
     branch: int | None = None
+    reason: CancelReason = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """Empty the prefix cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +47,7 @@ class Stop:
     """End the thread after the current step."""
 
 
-Command = Submit | Cancel | Stop
+Command = Submit | Cancel | Flush | Stop
 
 
 class EngineThread:
@@ -101,8 +107,11 @@ class EngineThread:
         match command:
             case Submit(request):
                 return self._engine.submit(request)
-            case Cancel(request_id, branch):
-                return self._engine.cancel(request_id, branch)
+            case Cancel(request_id, branch, reason):
+                return self._engine.cancel(request_id, branch, reason)
+            case Flush():
+                self._engine.flush()
+                return ()
             case Stop():
                 return ()
 
@@ -128,6 +137,10 @@ class AsyncClient:
         """Stop the engine; answers that are under way end with an error."""
         self.draining = True
         await asyncio.to_thread(self._thread.stop)
+
+    def flush(self) -> None:
+        """Empty the prefix cache before the next step: later requests find nothing of before."""
+        self._thread.send(Flush())
 
     def status(self) -> EngineStatus:
         return self._thread.status
@@ -161,7 +174,7 @@ class AsyncClient:
                         return
                     yield item
                 if assembler.ended and isinstance(event, Token):
-                    self._thread.send(Cancel(request_id, event.branch))
+                    self._thread.send(Cancel(request_id, event.branch, "stop"))
         finally:
             if self._listeners.pop(request_id, None) is not None:
                 self._thread.send(Cancel(request_id))

@@ -61,7 +61,7 @@ class Door:
         Raises   InvalidRequest, ContextLengthExceeded.
         """
         if isinstance(prompt, str):
-            ids = self._encoded(prompt, add_special=True)
+            ids = self.encode(prompt, add_special=True)
         else:
             self._room(len(prompt), None)
             ids = [self._checked_id(token, "prompt") for token in prompt]
@@ -75,14 +75,20 @@ class Door:
 
         Raises   InvalidRequest, ContextLengthExceeded.
         """
+        return self._ticket(self.encode(self.render(messages), add_special=False), params)
+
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The text that asks for the assistant's next message.
+
+        Raises   InvalidRequest.
+        """
         if self._chat is None:
             raise InvalidRequest(
                 "this model has no chat template; use /v1/completions", param="messages"
             )
-        text = self._chat.render(messages)
-        return self._ticket(self._encoded(text, add_special=False), params)
+        return self._chat.render(messages)
 
-    def _encoded(self, text: str, *, add_special: bool) -> list[int]:
+    def encode(self, text: str, *, add_special: bool) -> list[int]:
         """The ids of `text`; one that cannot fit whatever its ids are is not tokenised first."""
         longest = self.tokenizer.longest_piece_bytes
         if longest is not None and len(text) > longest * self.max_model_len:

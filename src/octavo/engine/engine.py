@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from octavo.core.calls import Answer, Call, Cancel, Commit, Plan, Submit
-from octavo.core.events import Decision, Event, Token
+from octavo.core.calls import Answer, Call, Cancel, Commit, Drop, Flush, Plan, Submit
+from octavo.core.events import CancelReason, Decision, Event, Token
 from octavo.core.plan import RowFailed, Runner, StepPlan, StepResult
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler
@@ -28,7 +28,11 @@ class Observer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStatus:
-    """What the engine is doing, read between two steps. Totals count from the start."""
+    """What the engine is doing, read between two steps. Totals count from the start.
+
+    Each block is free, cached, owned by a request that runs, or held for requests to come; those
+    that are pinned are held, owned or both.
+    """
 
     running: int
     waiting: int
@@ -36,6 +40,8 @@ class EngineStatus:
     blocks_free: int
     blocks_cached: int
     blocks_owned: int
+    blocks_held: int
+    blocks_pinned: int
     steps: int
     tokens_computed: int
     tokens_sampled: int
@@ -80,12 +86,27 @@ class Engine:
         self._show(call, events)
         return self._told(events)
 
-    def cancel(self, request_id: str, branch: int | None = None) -> tuple[Event, ...]:
-        """End a request, or one branch of it; nothing if that has ended already."""
-        call = Cancel(self._clock(), request_id, branch)
-        events = self.scheduler.cancel(request_id, call.now, branch)
+    def cancel(
+        self, request_id: str, branch: int | None = None, reason: CancelReason = "abort"
+    ) -> tuple[Event, ...]:
+        """End a request, or one branch of it; nothing if that has ended already.
+
+        With the reason "stop" the answer has ended as it should, by a stop string.
+        """
+        call = Cancel(self._clock(), request_id, branch, reason)
+        events = self.scheduler.cancel(request_id, call.now, branch, reason)
         self._show(call, events)
         return self._told(events)
+
+    def drop(self, hold: str) -> None:
+        """Give up the hold of this name, if there is one."""
+        call = Drop(self._clock(), hold)
+        self._show(call, self.scheduler.drop(hold, call.now))
+
+    def flush(self) -> None:
+        """Empty the prefix cache: no later request finds what was computed before. Pins end."""
+        call = Flush(self._clock())
+        self._show(call, self.scheduler.flush(call.now))
 
     def step(self) -> tuple[Event, ...]:
         """Compute one step, if there is anything to compute; returns what came of it."""
@@ -141,7 +162,9 @@ class Engine:
             blocks_total=pool.total,
             blocks_free=pool.available - pool.cached,
             blocks_cached=pool.cached,
-            blocks_owned=pool.owned,
+            blocks_owned=pool.owned - pool.yielding,
+            blocks_held=pool.yielding,
+            blocks_pinned=scheduler.holds.pinned_blocks,
             steps=counters.steps,
             tokens_computed=counters.tokens_computed,
             tokens_sampled=counters.tokens_sampled,

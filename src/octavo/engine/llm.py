@@ -5,46 +5,21 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 from octavo.config import load_config
-from octavo.core.events import FinishReason, Receipt, Refused
+from octavo.core.events import Refused
+from octavo.engine.answer import Answer
 from octavo.engine.build import build
 from octavo.engine.door import Ticket
 from octavo.engine.engine import EngineStatus
 from octavo.engine.params import SamplingParams
+from octavo.engine.session import Messages, Session, Turn
 from octavo.errors import RequestError
 from octavo.text.assembler import Delta, Ended
 
 Prompt = str | Sequence[int]
-Messages = Sequence[Mapping[str, Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One prompt's answer: its text and tokens, why it ended, and what it cost.
-
-    With `n` > 1 this is the first of the prompt's `choices`. Their receipts sum to what the prompt
-    cost: its own tokens stand in the first.
-
-    A failure of the engine ends an answer with finish_reason "error" and `error` saying why; the
-    other answers are not touched.
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    finish_reason: FinishReason
-    stop_reason: str | int | None
-    receipt: Receipt
-    error: str = ""
-    others: tuple["Answer", ...] = ()
-
-    @property
-    def choices(self) -> tuple["Answer", ...]:
-        """All answers to the prompt, in the order of their branches; of one without `n`."""
-        return (self, *self.others)
 
 
 class LLM:
@@ -75,22 +50,33 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Session | Sequence[Prompt | Session],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         progress: bool = True,
     ) -> list[Answer]:
-        """Continue each prompt (text or token ids); answers come in the order of the prompts, one
-        each: with `n` > 1 it holds the others in `choices`.
+        """Continue each prompt (text, token ids or a session, which goes on by its answer); answers
+        come in the order of the prompts, one each: with `n` > 1 it holds the others in `choices`.
 
         Raises   RequestError: a prompt or parameter cannot be honoured; nothing has been computed.
         """
         listed = _listed(prompts)
         chosen = _one_each(params, len(listed))
-        tickets = [
-            self._door.completion(prompt, own) for prompt, own in zip(listed, chosen, strict=True)
-        ]
-        return self._answers(tickets, progress)
+        tickets: list[Ticket] = []
+        turns: dict[Session, Turn] = {}
+        for prompt, own in zip(listed, chosen, strict=True):
+            if not isinstance(prompt, Session):
+                tickets.append(self._door.completion(prompt, own))
+                continue
+            if prompt in turns:
+                raise RequestError("a session stands twice among the prompts; fork it")
+            turns[prompt] = prompt.turn("", own)
+            tickets.append(turns[prompt].ticket)
+        answers = self._answers(tickets, progress)
+        for prompt, answer in zip(listed, answers, strict=True):
+            if isinstance(prompt, Session):
+                prompt.take(turns[prompt], answer)
+        return answers
 
     def chat(
         self,
@@ -107,6 +93,23 @@ class LLM:
             self._door.chat(own, each) for own, each in zip(conversations, chosen, strict=True)
         ]
         return self._answers(tickets, progress)
+
+    def session(self, prompt: Prompt = "", *, messages: Messages | None = None) -> Session:
+        """A text, or with `messages` a chat (which may be empty), that goes on turn by turn; its
+        forks share what it has computed.
+
+        Raises   RequestError: both are given.
+        """
+        if messages is not None and prompt:
+            raise RequestError("a session begins with a prompt or with messages, not with both")
+        return Session(self._door, self._serve, self._engine.drop, prompt=prompt, messages=messages)
+
+    def _serve(self, ticket: Ticket) -> Answer:
+        return self._answers([ticket], progress=False)[0]
+
+    def flush(self) -> None:
+        """Empty the prefix cache: no later prompt finds what was computed before."""
+        self._engine.flush()
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None
@@ -169,7 +172,7 @@ class LLM:
                 assembler = tickets[index].assembler_of(event)
                 items = list(assembler.take(event))
                 if assembler.ended:
-                    for last in self._engine.cancel(event.request_id, event.branch):
+                    for last in self._engine.cancel(event.request_id, event.branch, "stop"):
                         assert not isinstance(last, Refused)
                         items += assembler.take(last)
                 for item in items:
@@ -180,11 +183,11 @@ class LLM:
             events = list(self._engine.step())
 
 
-def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt, a text or a flat list of token ids, as a list of one; a list as it is."""
-    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
-        return [cast(Prompt, prompts)]
-    return list(cast(Sequence[Prompt], prompts))
+def _listed(prompts: Prompt | Session | Sequence[Prompt | Session]) -> list[Prompt | Session]:
+    """One prompt, a text, a session or a flat list of ids, as a list of one; a list as it is."""
+    if isinstance(prompts, str | Session) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+        return [cast(Prompt | Session, prompts)]
+    return list(cast(Sequence[Prompt | Session], prompts))
 
 
 def _one_each(

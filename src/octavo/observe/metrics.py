@@ -39,6 +39,10 @@ class Status(Protocol):
     @property
     def blocks_owned(self) -> int: ...
     @property
+    def blocks_held(self) -> int: ...
+    @property
+    def blocks_pinned(self) -> int: ...
+    @property
     def steps(self) -> int: ...
     @property
     def tokens_computed(self) -> int: ...
@@ -150,6 +154,7 @@ class _StatusCollector(Collector):
                     "requests_running": status.running,
                     "requests_waiting": status.waiting,
                     "kv_blocks_total": status.blocks_total,
+                    "kv_blocks_pinned": status.blocks_pinned,
                     "kv_pool_occupancy": status.blocks_owned / max(status.blocks_total, 1),
                     "last_step_seconds": status.last_step_s,
                 },
@@ -160,6 +165,7 @@ class _StatusCollector(Collector):
                     "free": status.blocks_free,
                     "cached": status.blocks_cached,
                     "owned": status.blocks_owned,
+                    "held": status.blocks_held,
                 },
             ),
             (
@@ -197,6 +203,7 @@ _HELP = {
     "requests_running": "Requests that hold KV blocks",
     "requests_waiting": "Requests that wait for blocks or for a place in the batch",
     "kv_blocks_total": "KV blocks in the pool",
+    "kv_blocks_pinned": "KV blocks that stay for prompts to come because requests asked for it",
     "kv_pool_occupancy": "Share of the KV blocks that requests hold",
     "last_step_seconds": "How long the last step took",
     "steps": "Steps of the engine",

@@ -1,0 +1,31 @@
+"""Answer: what came of one prompt, for scripts."""
+
+from dataclasses import dataclass
+
+from octavo.core.events import FinishReason, Receipt
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One prompt's answer: its text and tokens, why it ended, and what it cost.
+
+    With `n` > 1 this is the first of the prompt's `choices`. Their receipts sum to what the prompt
+    cost: its own tokens stand in the first.
+
+    A failure of the engine ends an answer with finish_reason "error" and `error` saying why; the
+    other answers are not touched.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    receipt: Receipt
+    error: str = ""
+    others: tuple["Answer", ...] = ()
+
+    @property
+    def choices(self) -> tuple["Answer", ...]:
+        """All answers to the prompt, in the order of their branches; of one without `n`."""
+        return (self, *self.others)

@@ -15,6 +15,7 @@ def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
     check_writes(scheduler, plan)
     rows = {sequence.row: sequence for sequence in scheduler.running}
     running = {sequence.id: sequence for sequence in scheduler.running}
+    waiting = {sequence.id: sequence for sequence in scheduler.waiting}
     limits, size = scheduler.limits, scheduler.manager.block_size
     spent = sum(span.stop - span.start for span in plan.spans)
     assert spent <= limits.tokens, f"{spent} tokens in one step"
@@ -35,8 +36,9 @@ def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
             case Preempted(victim, beneficiary):
                 assert beneficiary in served | awaiting, "preempted for one who is not served"
                 assert victim not in served
-            case Deferred(waiting, "tokens") if waiting not in running:
-                assert spent == limits.tokens, f"{waiting} waits for tokens, and some are left"
+                assert waiting[victim].rank > running[beneficiary].rank, "a higher rank yields"
+            case Deferred(name, "tokens") if name in waiting:
+                assert spent == limits.tokens, f"{name} waits for tokens, and some are left"
     admitted = [running[one.request_id] for one in plan.decisions if isinstance(one, Admitted)]
     if admitted and len(running) > 1:
         _check_headroom(scheduler, admitted[-1].preemptions)

@@ -329,7 +329,8 @@ class Serving:
 
 
 def random_run(random: Random) -> Serving:
-    """One engine, some requests, some of which are cancelled or fail: to the end of all."""
+    """One engine and some requests, of which some are cancelled, fail or let go what they hold: to
+    the end of all."""
     serving = Serving(random_setup(random))
     for number in range(random.randint(1, 12)):
         request = random_follower(random, serving, f"r{number}")

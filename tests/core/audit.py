@@ -4,6 +4,7 @@ from octavo.core.events import Admitted, Deferred, Preempted
 from octavo.core.invariants import check_writes
 from octavo.core.plan import StepPlan
 from octavo.core.scheduler import Scheduler
+from octavo.core.sequence import Sequence, State
 
 
 def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
@@ -36,12 +37,19 @@ def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
             case Preempted(victim, beneficiary):
                 assert beneficiary in served | awaiting, "preempted for one who is not served"
                 assert victim not in served
-                assert waiting[victim].rank > running[beneficiary].rank, "a higher rank yields"
+                assert _yields(waiting[victim], (running | waiting)[beneficiary]), "rank"
             case Deferred(name, "tokens") if name in waiting:
                 assert spent == limits.tokens, f"{name} waits for tokens, and some are left"
     admitted = [running[one.request_id] for one in plan.decisions if isinstance(one, Admitted)]
     if admitted and len(running) > 1:
         _check_headroom(scheduler, admitted[-1].preemptions)
+
+
+def _yields(victim: Sequence, beneficiary: Sequence) -> bool:
+    """Whether it ranks below; to one that does not run yet only lower classes yield."""
+    if beneficiary.state is State.RUNNING:
+        return victim.rank > beneficiary.rank
+    return victim.rank[0] > beneficiary.request.priority
 
 
 def _check_headroom(scheduler: Scheduler, preemptions: int) -> None:

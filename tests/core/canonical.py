@@ -15,6 +15,7 @@ from typing import Any
 from octavo.core.block_manager import BlockManager
 from octavo.core.block_pool import BlockPool
 from octavo.core.block_table import ABSENT, BlockTable
+from octavo.core.holds import Hold, Holds
 from octavo.core.plan import Span, StepPlan
 from octavo.core.prefix_cache import Context, Prefix, PrefixCache
 from octavo.core.request import Request
@@ -116,11 +117,18 @@ READERS: dict[tuple[type, str], Reader | None] = {
     (BlockManager, "_now"): None,
     (BlockManager, "_plan_id"): None,
     (BlockPool, "_references"): None,  # the owners say it, as `check` has found
+    (BlockPool, "_holds"): None,
+    (BlockPool, "_yielding"): None,
     (BlockPool, "_epochs"): None,
     (BlockPool, "_free"): _count,
     (BlockPool, "_cached"): _blocks,
     (BlockPool, "_fenced"): None,  # the moves in flight say it
     (BlockPool, "_transfers"): None,
+    (Holds, "_manager"): None,
+    (Holds, "_pinned"): None,  # the pins again, by block
+    (Holds, "_next_s"): None,
+    (Hold, "tokens"): _count,
+    (Hold, "prefixes"): _count,
     (BlockTable, "_blocks"): _blocks,
     (BlockTable, "peak"): None,
     (PrefixCache, "_nodes"): None,  # weak: those without a block or a sequence mean nothing
@@ -136,6 +144,7 @@ READERS: dict[tuple[type, str], Reader | None] = {
     (Scheduler, "_arrivals"): None,
     (Scheduler, "_tickets"): None,
     (Scheduler, "_plans"): None,
+    (Scheduler, "_untold"): None,
     (Scheduler, "_rows"): _count,
     (Sequence, "rank"): None,  # the place among those that live, above
     (Sequence, "ticket"): None,
@@ -151,7 +160,6 @@ READERS: dict[tuple[type, str], Reader | None] = {
     (Sequence, "_reached"): None,
     (Sequence, "_cached_tokens"): None,
     (Sequence, "_recomputed_tokens"): None,
-    (Sequence, "arrived_s"): None,
     (Sequence, "_arrival_s"): None,
     (Sequence, "_admitted_s"): None,
     (Sequence, "_first_token_s"): None,
@@ -161,7 +169,7 @@ VALUES: dict[type, Reader] = {
     # met below the top: a name is enough, `canonical` tells the rest of all that live
     Sequence: lambda names, one: (one.id, one.state is State.FINISHED),
     Request: lambda names, one: (one.id, one.sampling.branch),
-    Context: lambda names, one: None,
+    Context: lambda names, one: one.salt,
     Prefix: lambda names, one: _path(one),
     StepPlan: lambda names, plan: None,  # carried out; the parts beside it say what will come back
     Span: lambda names, span: (span.start, span.stop, span.samples),

@@ -1,7 +1,7 @@
 """What the cells of an oracle must hold while a core is at rest between two calls.
 
 Every plan made must have been carried out: then each position that a running sequence has computed,
-and each block that the prefix cache publishes, holds what its tokens say.
+each that is held, and each block that the prefix cache publishes, holds what its tokens say.
 """
 
 from functools import cache
@@ -25,6 +25,13 @@ def check_contents(scheduler: Scheduler, oracle: OracleRunner) -> None:
                 f"{sequence.id}: the runner's table is not the core's"
             )
             oracle._read(row, group, sequence.computed)
+    size = scheduler.manager.block_size
+    for hold in scheduler.holds:
+        for group, table in enumerate(hold.tables):
+            cells = _cells(hold.context.salt, group, ROOT, hold.tokens)
+            for index, block in table.live():
+                held = cells[index * size : (index + 1) * size]
+                assert oracle._cells[block][: len(held)] == held, f"{hold.id}: position in {block}"
     cache = scheduler.manager.cache
     for block, (node, group) in ({} if cache is None else cache.published()).items():
         salt, before = _before(node)
@@ -40,11 +47,12 @@ def empty_what_nobody_reads(scheduler: Scheduler, oracle: OracleRunner) -> None:
     """How many cells of each block, from its start, may be read."""
     for block in {} if cache is None else cache.published():
         keep[block] = size
-    for sequence in scheduler.running:
-        for table in sequence.tables:
+    owners = [(sequence.tables, sequence.scheduled) for sequence in scheduler.running]
+    owners += [(hold.tables, len(hold.tokens)) for hold in scheduler.holds]
+    for tables, written in owners:
+        for table in tables:
             for index, block in table.live():
-                written = min(size, max(0, sequence.scheduled - index * size))
-                keep[block] = max(keep[block], written)
+                keep[block] = max(keep[block], min(size, max(0, written - index * size)))
     for block, count in enumerate(keep):
         oracle._cells[block][count:] = [None] * (size - count)
 

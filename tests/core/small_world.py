@@ -27,7 +27,7 @@ from tests.core.canonical import canonical
 from tests.core.contents import check_contents, empty_what_nobody_reads
 
 from octavo.core.budget import Limits
-from octavo.core.calls import Call, Cancel, Commit, CoreSetup, Plan, Submit
+from octavo.core.calls import Call, Cancel, Commit, CoreSetup, Drop, Flush, Plan, Submit
 from octavo.core.events import Event, Finished, Refused
 from octavo.core.invariants import check
 from octavo.core.plan import RowFailed, Sampled, Span, StepPlan, StepResult
@@ -45,7 +45,8 @@ VOCABULARY = 97
 class World:
     """Which requests may come, each once and in any order, and what may happen to them.
 
-    `depth` plans are in flight at most. `troubles` rows of one commit stop or fail at most.
+    `depth` plans are in flight at most. `troubles` rows of one commit stop or fail at most. Once,
+    at any moment, `passes_s` seconds may go by.
     """
 
     setup: CoreSetup
@@ -53,6 +54,8 @@ class World:
     depth: int = 1
     cancels: bool = True
     troubles: int = 1
+    flushes: bool = False
+    passes_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -62,6 +65,7 @@ class Place:
     core: Replay
     oracle: OracleRunner
     unsent: tuple[Request, ...]
+    now: float = 0.0
     plans: deque[StepPlan] = field(default_factory=deque)
     results: deque[StepResult] = field(default_factory=deque)
     sent: dict[Request, int] = field(default_factory=dict)
@@ -91,7 +95,7 @@ def start(world: World) -> Place:
 
 def submissions(world: World, place: Place) -> Iterator[Call]:
     for request in place.unsent:
-        yield Submit(0.0, request)
+        yield Submit(place.now, request)
 
 
 def cancellations(world: World, place: Place) -> Iterator[Call]:
@@ -99,15 +103,27 @@ def cancellations(world: World, place: Place) -> Iterator[Call]:
     scheduler = place.core.scheduler
     live = [*scheduler.running, *scheduler.waiting, *scheduler.held] if world.cancels else []
     for name in dict.fromkeys(sequence.request.id for sequence in live):
-        yield Cancel(0.0, name)
+        yield Cancel(place.now, name)
     for sequence in live:
         if len([one for one in live if one.request.id == sequence.request.id]) > 1:
-            yield Cancel(0.0, sequence.request.id, sequence.request.sampling.branch)
+            yield Cancel(place.now, sequence.request.id, sequence.request.sampling.branch)
+        if sequence.request.keep:
+            branch = sequence.request.sampling.branch
+            yield Cancel(place.now, sequence.request.id, branch, "stop")
+
+
+def drops(world: World, place: Place) -> Iterator[Call]:
+    for hold in place.core.scheduler.holds:
+        yield Drop(place.now, hold.id)
+    if world.flushes:
+        yield Flush(place.now)
 
 
 def plans(world: World, place: Place) -> Iterator[Call]:
     if len(place.plans) < world.depth and not place.idle:
-        yield Plan(0.0)
+        yield Plan(place.now)
+        if place.now < world.passes_s:
+            yield Plan(world.passes_s)
 
 
 def commits(world: World, place: Place) -> Iterator[Call]:
@@ -117,7 +133,7 @@ def commits(world: World, place: Place) -> Iterator[Call]:
     plan, result = place.plans[0], place.results[0]
     if plan.moves and world.troubles:
         failed = tuple(RowFailed(span.row, "trouble") for span in plan.spans)
-        yield Commit(0.0, StepResult(plan.id, failed, moved=0))
+        yield Commit(place.now, StepResult(plan.id, failed, moved=0))
     drawn = {outcome.row: outcome for outcome in result.outcomes}
     for count in range(world.troubles + 1):
         for spans in combinations(plan.spans, count):
@@ -131,12 +147,13 @@ def commits(world: World, place: Place) -> Iterator[Call]:
                         Sampled(span.row, STOP, 0.0) if stops else RowFailed(span.row, "trouble")
                     )
                 else:
-                    yield Commit(0.0, replace(result, outcomes=tuple(changed.values())))
+                    yield Commit(place.now, replace(result, outcomes=tuple(changed.values())))
 
 
 RULES: tuple[Callable[[World, Place], Iterator[Call]], ...] = (
     submissions,
     cancellations,
+    drops,
     plans,
     commits,
 )
@@ -155,6 +172,7 @@ def moves(world: World, place: Place) -> Iterator[Call]:
 
 def make(place: Place, call: Call) -> None:
     """Change `place` by one call and audit all of it."""
+    place.now = call.now
     scheduler = place.core.scheduler
     running = scheduler.running
     answer = place.core.answer(call)
@@ -206,10 +224,12 @@ def _alone(request: Request) -> tuple[int, ...]:
 
 
 def _check_rest(place: Place) -> None:
-    """Nothing leaks: all is free or cached, nobody owns, everyone has an end."""
-    pool = place.core.scheduler.manager.pool
-    assert pool.available == pool.total, "blocks have leaked"
-    assert not any(pool.references(block) for block in range(pool.total))
+    """Nothing leaks: all is free, cached or held, nobody else owns, everyone has an end."""
+    scheduler = place.core.scheduler
+    pool, arena = scheduler.manager.pool, scheduler.manager.arena
+    assert arena is None or not arena.used, "slots of the host arena have leaked"
+    assert pool.available + pool.yielding == pool.total, "blocks have leaked"
+    assert len(scheduler.holds) or not any(map(pool.references, range(pool.total)))
     assert not place.sent, f"no end for {[own.id for own in place.sent]}"
 
 
@@ -331,7 +351,7 @@ def key_of(place: Place) -> bytes:
         for result in place.results
     ]
     unsent = [one.id for one in place.unsent]
-    value = (canonical(place.core.scheduler), unsent, results)
+    value = (canonical(place.core.scheduler), place.now, unsent, results)
     # Version 2 writes equal values alike, whether or not they are one object.
     return hashlib.blake2b(marshal.dumps(value, 2), digest_size=16).digest()
 

@@ -1,11 +1,12 @@
 """The small worlds that are searched whole. Each looks at some features beside one another."""
 
-from tests.core.small_world import World
+from tests.core.small_world import VOCABULARY, World
 
 from octavo.core.budget import Limits
 from octavo.core.calls import CoreSetup
-from octavo.core.request import Request, Sampling
+from octavo.core.request import Pin, Request, Sampling
 from octavo.core.swap import SwapSetup
+from octavo.simulate.oracle import answer_alone
 
 DRAWN = Sampling(temperature=1.0)
 
@@ -119,7 +120,34 @@ SWAPPED_BRANCHES = World(
 )
 """What is swapped may be shared and cached meanwhile."""
 
+FIRST = request("a", (1, 2, 3), 2, keep=True)
+SESSIONS = World(
+    setup=setup(4),
+    requests=(
+        FIRST,
+        request("b", (*FIRST.prompt, *answer_alone(FIRST, VOCABULARY)), 2, after="a", keep=True),
+        request("c", (1, 2, 3, 4), 3, priority=-1),
+    ),
+    flushes=True,
+    cancels=False,
+)
+"""The second goes on from what the first left, if that is still held; the third needs the room."""
+
+PINS = World(
+    setup=setup(4, pinned_blocks=1, aging_s=5.0),
+    requests=(
+        request("a", (1, 2, 3), 2, pin=Pin(2, 5.0)),
+        request("b", (1, 2, 4, 5), 1, pin=Pin(4, 5.0)),
+        request("c", (1, 2, 3), 3, priority=1),
+    ),
+    passes_s=10.0,
+    cancels=False,
+)
+"""Pins within a quota, which end when time goes by; who waits then climbs."""
+
 WORLDS = {
+    "sessions": SESSIONS,
+    "pins": PINS,
     "priorities": PRIORITIES,
     "branches": BRANCHES,
     "salts": SALTS,

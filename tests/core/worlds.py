@@ -61,7 +61,7 @@ SALTS = World(
     requests=(
         request("a", (1, 2, 3), 2, branches=2, sampling=DRAWN),
         request("b", (1, 2, 3, 4), 1, salt="other"),
-        request("c", (1, 2, 3), 2, use_cache=False),
+        request("c", (1, 2, 3), 1, use_cache=False),
     ),
 )
 

@@ -268,16 +268,21 @@ def publishes_partial_blocks(patch: pytest.MonkeyPatch) -> None:
 
 
 def evicts_an_owned_block(patch: pytest.MonkeyPatch) -> None:
+    """One block that a sequence owns counts as available, and is handed out when the rest is."""
     take = BlockPool.take
 
-    def takes(pool: BlockPool, count: int) -> Taken | Shortage:
-        result = take(pool, count)
-        owned = [block for block, count in enumerate(pool._references) if count == 1]
-        if isinstance(result, Shortage) and len(owned) > result.blocks:
-            pool._free += owned[: result.blocks]
-            return take(pool, count)
-        return result
+    def owned(pool: BlockPool) -> list[int]:
+        return [block for block, count in enumerate(pool._references) if count == 1][:1]
 
+    def available(pool: BlockPool) -> int:
+        return len(pool._free) + len(pool._cached) + len(owned(pool))
+
+    def takes(pool: BlockPool, count: int) -> Taken | Shortage:
+        if len(pool._free) + len(pool._cached) < count <= pool.available:
+            pool._free += owned(pool)
+        return take(pool, count)
+
+    patch.setattr(BlockPool, "available", property(available))
     patch.setattr(BlockPool, "take", takes)
 
 

@@ -69,12 +69,13 @@ class BlockPool:
 
     @property
     def yielding(self) -> int:
-        """How many owned blocks have no owners but holds: they are available once those go."""
+        """How many owned blocks have no owners but holds: they are available once those go, and
+        transfers are over."""
         return self._yielding
 
     def yields(self, block: int) -> bool:
-        """Whether `block` is owned, and by holds alone."""
-        return 0 < self._references[block] == self._holds[block]
+        """Whether `block` is owned, and by holds alone but for transfers."""
+        return 0 < self._references[block] - self.transfers(block) == self._holds[block]
 
     def holds(self, block: int) -> int:
         """How many of the owners of `block` are holds."""
@@ -138,7 +139,6 @@ class BlockPool:
 
     def fence(self, block: int) -> None:
         """Let a transfer own a block beside those who do."""
-        self._yielding -= self.yields(block)
         self._references[block] += 1
         self._transfers[block] = self.transfers(block) + 1
 
@@ -152,7 +152,6 @@ class BlockPool:
         if self._references[block] == 0:
             self._fenced.remove(block)
             self._rest(block, keep)
-        self._yielding += self.yields(block)
 
     def _rest(self, block: int, keep: bool) -> None:
         if keep:

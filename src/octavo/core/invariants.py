@@ -68,7 +68,9 @@ def _check_holds(scheduler: Scheduler) -> None:
     blocks = Counter(block for hold in scheduler.holds for block in hold.blocks())
     for block in range(pool.total):
         assert pool.holds(block) == blocks[block], f"block {block} is in {blocks[block]} holds"
-    yielding = sum(pool.references(block) == count for block, count in blocks.items())
+    yielding = sum(
+        pool.references(block) - pool.transfers(block) == count for block, count in blocks.items()
+    )
     assert pool.yielding == yielding, f"{pool.yielding} blocks yield, not {yielding}"
     for hold in scheduler.holds:
         for table in hold.tables:

@@ -6,7 +6,7 @@ import pytest
 from tests.core.serving import Serving, Setup
 from tests.core.test_faults import finished, prompt, request
 
-from octavo.core.events import Admitted, Deferred
+from octavo.core.events import Admitted, Deferred, Preempted
 from octavo.core.pace import Pace
 from octavo.core.policy import worth_following
 
@@ -171,3 +171,19 @@ def test_what_a_step_costs_before_its_first_token_decides(monkeypatch: pytest.Mo
     assert worth_following(101, 200, 200, pace)
     assert worth_following(1, 201, 200, pace)
     assert not worth_following(0, 201, 200, pace)
+
+
+def test_nobody_waits_for_one_who_came_back_and_publishes_nothing(random: Random) -> None:
+    """`a` was flushed while it ran, swapped, and is back in the plan in which `b` could follow."""
+    sizes = {"blocks": 4, "block_size": 4, "watermark_blocks": 0}
+    serving = Serving(Setup(**sizes, host_blocks=9, preemption="swap"))
+    tokens = prompt(random, 9)
+    serving.submit(request("a", tokens, 6))
+    serving.step()
+    serving.flush()
+    serving.submit(request("first", prompt(random, 13), 1, priority=-1))
+    serving.step()
+    assert serving.of(Preempted, "a")
+    serving.submit(request("b", tokens, 1))
+    serving.finish()
+    assert not follows(serving)

@@ -386,3 +386,24 @@ def test_where_nothing_is_cached_nothing_is_counted(random: Random) -> None:
     serving.submit(request("a", prompt(random, 9), 2))
     serving.finish()
     assert serving.scheduler.counters.prefix_tokens_queried == 0
+
+
+def test_a_pin_goes_for_whom_a_victim_was_swapped(random: Random) -> None:
+    """The one block of the victim is pinned: it is free once the pin is gone and it has moved."""
+    serving = Serving(
+        Setup(
+            blocks=3,
+            block_size=2,
+            watermark_blocks=0,
+            pinned_blocks=1,
+            host_blocks=9,
+            preemption="swap",
+        )
+    )
+    serving.submit(request("a", prompt(random, 4), 2))
+    serving.submit(request("b", prompt(random, 2), 2, pin=Pin(2, 99.0)))
+    serving.step()
+    plan = serving.step()
+    kinds = [(type(one), getattr(one, "limit", None)) for one in plan.decisions]
+    assert kinds[:3] == [(Preempted, None), (HoldDropped, None), (Deferred, "in_transfer")]
+    serving.finish()

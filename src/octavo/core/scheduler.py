@@ -511,12 +511,12 @@ class Scheduler:
         resumed = sequence.preemptions > 0
         self._waiting.remove(sequence)
         self._running.append(sequence)
-        if draft.leaders is not None:
-            draft.leaders.append(sequence)
         row = self._rows.pop()
         sequence.take_rank(self._rank(sequence, draft.at))
         cached, restored = admission.cached_tokens, admission.restored_tokens
         sequence.admit(row=row, cached=cached, restored=restored, now=draft.at.now)
+        if draft.leaders is not None and self.manager.fills_prompt(sequence):
+            draft.leaders.append(sequence)
         draft.binds.append(Bind(row, sequence.request))
         draft.cover(sequence, admission)
         draft.moves_in += admission.moves

@@ -34,7 +34,7 @@ ONLY = {
     "core": {"octavo.errors", "octavo.units", "octavo.core"},
     "simulate": {"octavo.errors", "octavo.units", "octavo.core", "octavo.simulate"},
 }
-CORE_VALUES = {f"octavo.core.{name}" for name in ("calls", "events", "plan", "request")}
+CORE_VALUES = {f"octavo.core.{name}" for name in ("budget", "calls", "events", "plan", "request")}
 SEES_CORE_VALUES_ONLY = ("runtime", "tiers", "observe", "models", "ops", "text")
 
 NEVER = {"torch", "transformers"}

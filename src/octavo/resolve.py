@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.config import RULES, EngineConfig, Sources
-from octavo.core.budget import Limits
+from octavo.core.budget import Ceilings, Limits
 from octavo.errors import ConfigError
 from octavo.units import MIB, ceil_div, human_bytes
 
@@ -64,6 +64,7 @@ class Resolved:
     groups: int
     max_model_len: int
     limits: Limits
+    ceilings: Ceilings
     enable_prefix_caching: bool
     threads: int
     isa: str | None
@@ -98,7 +99,8 @@ def resolve(config: EngineConfig, model: ModelFacts, machine: MachineFacts) -> R
              message says which to change.
     """
     sequences, tokens = _step_limits(config)
-    headroom_bytes = _headroom_bytes(model, sequences, tokens)
+    most_sequences, most_tokens = _step_ceilings(config, sequences, tokens)
+    headroom_bytes = _headroom_bytes(model, most_sequences, most_tokens)
     block_bytes = model.kv_token_bytes * config.block_size
     blocks = _pool_bytes(config, model, machine, headroom_bytes) // block_bytes
     max_model_len = _max_model_len(config, model, blocks, block_bytes)
@@ -121,6 +123,11 @@ def resolve(config: EngineConfig, model: ModelFacts, machine: MachineFacts) -> R
             pinned_blocks=int(config.pin_quota * blocks) if config.enable_prefix_caching else 0,
             policy=config.policy,
             aging_s=config.aging,
+        ),
+        ceilings=Ceilings(
+            sequences=min(most_sequences, blocks // model.groups),
+            tokens=most_tokens,
+            watermark_blocks=blocks,
         ),
         enable_prefix_caching=config.enable_prefix_caching,
         threads=config.threads or machine.cores,
@@ -188,6 +195,16 @@ def _step_limits(config: EngineConfig) -> tuple[int, int]:
             f"sequence takes a token a step; raise the first or lower the second"
         )
     return sequences, tokens
+
+
+def _step_ceilings(config: EngineConfig, sequences: int, tokens: int) -> tuple[int, int]:
+    """How far these may be raised while the engine runs: to twice what was left to us to decide.
+
+    What was asked for is the most: who sets it low saves the memory of a larger step.
+    """
+    most_tokens = tokens if config.max_num_batched_tokens is not None else 2 * tokens
+    most_sequences = sequences if config.max_num_seqs is not None else 2 * sequences
+    return min(most_sequences, most_tokens), most_tokens
 
 
 def _headroom_bytes(model: ModelFacts, sequences: int, tokens: int) -> int:

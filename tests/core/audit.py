@@ -21,7 +21,7 @@ def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
     spent = sum(span.stop - span.start for span in plan.spans)
     assert spent <= limits.tokens, f"{spent} tokens in one step"
     assert spent or plan.moves, "a step for nothing"
-    assert len({span.row for span in plan.spans}) == len(plan.spans) <= limits.sequences
+    assert len({span.row for span in plan.spans}) == len(plan.spans)
     for span in plan.spans:
         assert span.start < span.stop
         for table in rows[span.row].tables:
@@ -32,15 +32,18 @@ def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
         for one in plan.decisions
         if isinstance(one, Deferred) and one.limit == "in_transfer"
     }
+    preempted = {one.request_id for one in plan.decisions if isinstance(one, Preempted)}
     for decision in plan.decisions:
         match decision:
             case Preempted(victim, beneficiary):
                 assert beneficiary in served | awaiting, "preempted for one who is not served"
                 assert victim not in served
                 assert _yields(waiting[victim], (running | waiting)[beneficiary]), "rank"
-            case Deferred(name, "tokens") if name in waiting:
+            case Deferred(name, "tokens") if name in waiting.keys() - preempted:
                 assert spent == limits.tokens, f"{name} waits for tokens, and some are left"
     admitted = [running[one.request_id] for one in plan.decisions if isinstance(one, Admitted)]
+    if admitted:
+        assert len(running) <= limits.sequences, "admitted above the limit"
     if admitted and len(running) > 1:
         _check_headroom(scheduler, admitted[-1].preemptions)
 

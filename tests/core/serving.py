@@ -3,13 +3,13 @@
 from collections import deque
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import get_args
+from typing import Any, get_args
 
 from tests.core.audit import check_plan
 from tests.core.contents import check_contents
 
 from octavo.core.block_manager import BlockManager
-from octavo.core.budget import AdmissionRule, Limits, Policy, Preemption
+from octavo.core.budget import AdmissionRule, Ceilings, Limits, Policy, Preemption
 from octavo.core.events import CancelReason, Decision, Event, Finished, Refused, Token
 from octavo.core.invariants import check
 from octavo.core.plan import RowFailed, StepPlan, StepResult
@@ -83,6 +83,12 @@ class Setup:
             admission=self.admission,
             pinned_blocks=self.pinned_blocks,
             preemption=self.preemption,
+        )
+
+    def ceilings(self) -> Ceilings:
+        """There is some room to raise limits."""
+        return Ceilings(
+            sequences=self.sequences + 3, tokens=self.tokens + 8, watermark_blocks=self.blocks
         )
 
     def oracle(self) -> OracleRunner:
@@ -160,6 +166,23 @@ def pinning(random: Random, request: Request) -> Request:
     return replace(request, pin=Pin(random.randint(1, 20), float(random.randint(0, 40))))
 
 
+def random_limits(random: Random, setup: Setup) -> dict[str, Any]:
+    """Some limits changed, up or down, within the ceilings."""
+    most = setup.ceilings()
+    changes: dict[str, Any] = {
+        "sequences": random.randint(1, most.sequences),
+        "tokens": random.randint(1, most.tokens),
+        "watermark_blocks": random.randint(0, 3),
+        "waiting": random.choice([None, 1, 4]),
+        "pinned_blocks": random.randint(0, setup.pinned_blocks),
+        "admission": random.choice(get_args(AdmissionRule)),
+        "policy": random.choice(get_args(Policy)),
+        "preemption": random.choice(get_args(Preemption)),
+        "aging_s": random.choice([None, 1.0, 20.0]),
+    }
+    return {name: changes[name] for name in random.sample(sorted(changes), random.randint(1, 4))}
+
+
 def branches_of(request: Request) -> list[tuple[str, Request]]:
     """Each branch as a request of its own, under the name that decisions give it."""
     return [
@@ -187,7 +210,10 @@ class Serving:
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(
-            self.setup.manager(), self.setup.limits(), context=Context(model="oracle")
+            self.setup.manager(),
+            self.setup.limits(),
+            context=Context(model="oracle"),
+            ceilings=self.setup.ceilings(),
         )
         self.oracle = self.setup.oracle()
 
@@ -225,6 +251,10 @@ class Serving:
         self._take(self.scheduler.flush(self.now))
         check(self.scheduler)
         assert not self.scheduler.manager.pool.cached
+
+    def set_limits(self, **changes: Any) -> None:
+        self.scheduler.set_limits(replace(self.scheduler.limits, **changes))
+        check(self.scheduler)
 
     def launch(self) -> StepPlan | None:
         """Plan one step and put it in flight."""
@@ -345,6 +375,8 @@ def random_run(random: Random) -> Serving:
         if random.random() < 0.1:
             name = f"r{random.randint(0, number)}"
             serving.oracle.failing = {**serving.oracle.failing, name: random.randint(0, 20)}
+        if random.random() < 0.2:
+            serving.set_limits(**random_limits(random, serving.setup))
         for _ in range(random.randint(0, 6)):
             if not serving.in_flight and random.random() < 0.02:
                 serving.break_step()

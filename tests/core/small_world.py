@@ -27,7 +27,17 @@ from tests.core.canonical import canonical
 from tests.core.contents import check_contents, empty_what_nobody_reads
 
 from octavo.core.budget import Limits
-from octavo.core.calls import Call, Cancel, Commit, CoreSetup, Drop, Flush, Plan, Submit
+from octavo.core.calls import (
+    Call,
+    Cancel,
+    Commit,
+    CoreSetup,
+    Drop,
+    Flush,
+    Plan,
+    SetLimits,
+    Submit,
+)
 from octavo.core.events import Event, Finished, Refused
 from octavo.core.invariants import check
 from octavo.core.plan import RowFailed, Sampled, Span, StepPlan, StepResult
@@ -46,7 +56,7 @@ class World:
     """Which requests may come, each once and in any order, and what may happen to them.
 
     `depth` plans are in flight at most. `troubles` rows of one commit stop or fail at most. Once,
-    at any moment, `passes_s` seconds may go by.
+    at any moment, `passes_s` seconds may go by. Any of `limits` may be set at any time.
     """
 
     setup: CoreSetup
@@ -56,6 +66,7 @@ class World:
     troubles: int = 1
     flushes: bool = False
     passes_s: float = 0.0
+    limits: tuple[Limits, ...] = ()
 
 
 @dataclass(slots=True)
@@ -150,12 +161,19 @@ def commits(world: World, place: Place) -> Iterator[Call]:
                     yield Commit(place.now, replace(result, outcomes=tuple(changed.values())))
 
 
+def new_limits(world: World, place: Place) -> Iterator[Call]:
+    for limits in world.limits:
+        if limits != place.core.scheduler.limits:
+            yield SetLimits(place.now, limits)
+
+
 RULES: tuple[Callable[[World, Place], Iterator[Call]], ...] = (
     submissions,
     cancellations,
     drops,
     plans,
     commits,
+    new_limits,
 )
 
 ONWARD = (Plan, Commit)
@@ -184,6 +202,9 @@ def make(place: Place, call: Call) -> None:
         check_plan(scheduler, answer)
         place.plans.append(answer)
         place.results.append(place.oracle.execute(answer))
+    elif isinstance(call, SetLimits):
+        assert isinstance(answer, Limits)
+        assert running == scheduler.running
     else:
         assert isinstance(answer, tuple)
         if isinstance(call, Submit):

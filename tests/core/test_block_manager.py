@@ -11,6 +11,7 @@ from tests.core.serving import constant_hash
 
 from octavo.core.block_manager import Admission, BlockManager, Reservation
 from octavo.core.block_pool import Shortage
+from octavo.core.budget import Ceilings, Limits
 from octavo.core.events import PinRefused
 from octavo.core.holds import Holds
 from octavo.core.invariants import check
@@ -501,7 +502,6 @@ class ManagerMachine(RuleBasedStateMachine):
     @invariant()
     def the_books_balance(self) -> None:
         if hasattr(self, "manager"):
-            limits = SimpleNamespace(sequences=10**6)
             check(
                 SimpleNamespace(
                     manager=self.manager,
@@ -511,7 +511,8 @@ class ManagerMachine(RuleBasedStateMachine):
                     followers=(),
                     held=(),
                     moving=(),
-                    limits=limits,
+                    limits=Limits(sequences=1, tokens=1),
+                    ceilings=Ceilings(sequences=10**6, tokens=1, watermark_blocks=1),
                 )
             )
 

@@ -3,7 +3,7 @@
 import os
 from dataclasses import replace
 from random import Random
-from typing import get_args
+from typing import Any, get_args
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -16,7 +16,7 @@ from tests.core.serving import (
     random_run,
 )
 
-from octavo.core.budget import Policy
+from octavo.core.budget import AdmissionRule, Policy, Preemption
 from octavo.core.prefix_cache import sha256
 from octavo.core.request import Pin, Request, Sampling
 from octavo.simulate.oracle import answer_alone
@@ -156,6 +156,33 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def break_step(self) -> None:
         self.serving.break_step()
+
+    @rule(
+        sequences=st.integers(1, 8),
+        tokens=st.integers(1, 24),
+        waiting=st.sampled_from([None, 1, 3]),
+        others=st.fixed_dictionaries(
+            {},
+            optional={
+                "watermark_blocks": st.integers(0, 3),
+                "admission": st.sampled_from(get_args(AdmissionRule)),
+                "policy": st.sampled_from(get_args(Policy)),
+                "preemption": st.sampled_from(get_args(Preemption)),
+                "aging_s": st.sampled_from([None, 1.0, 20.0]),
+            },
+        ),
+    )
+    def set_limits(
+        self, sequences: int, tokens: int, waiting: int | None, others: dict[str, Any]
+    ) -> None:
+        """At any moment, with plans in flight: raised or lowered, within the ceilings."""
+        most = self.serving.setup.ceilings()
+        self.serving.set_limits(
+            sequences=min(sequences, most.sequences),
+            tokens=min(tokens, most.tokens),
+            waiting=waiting,
+            **others,
+        )
 
     @rule(steps=st.integers(1, 5))
     def step(self, steps: int) -> None:

@@ -1,8 +1,10 @@
 """The small worlds that are searched whole. Each looks at some features beside one another."""
 
+from dataclasses import replace
+
 from tests.core.small_world import VOCABULARY, World
 
-from octavo.core.budget import Limits
+from octavo.core.budget import Ceilings, Limits
 from octavo.core.calls import CoreSetup
 from octavo.core.request import Pin, Request, Sampling
 from octavo.core.swap import SwapSetup
@@ -145,7 +147,24 @@ PINS = World(
 )
 """Pins within a quota, which end when time goes by; who waits then climbs."""
 
+LIMITS = World(
+    setup=replace(
+        setup(5, sequences=2), ceilings=Ceilings(sequences=2, tokens=4, watermark_blocks=6)
+    ),
+    requests=(request("a", (1, 2, 3), 3), request("b", (1, 4), 4), request("c", (5,), 1)),
+    depth=2,
+    cancels=False,
+    troubles=0,
+    limits=(
+        Limits(sequences=2, tokens=4, watermark_blocks=0),
+        Limits(sequences=1, tokens=1, watermark_blocks=2, admission="chunked"),
+        Limits(sequences=2, tokens=1, waiting=1, policy="fcfs", watermark_blocks=0),
+    ),
+)
+"""Limits that change at any moment, with two plans in flight."""
+
 WORLDS = {
+    "limits": LIMITS,
     "sessions": SESSIONS,
     "pins": PINS,
     "priorities": PRIORITIES,

@@ -12,10 +12,10 @@ from octavo.core.budget import Limits
 from octavo.core.plan import StepPlan, StepResult
 from octavo.core.request import Request, Sampling
 from octavo.core.scheduler import Scheduler
-from octavo.engine.client import AsyncClient
+from octavo.engine.client import AsyncClient, Stop
 from octavo.engine.door import Ticket
 from octavo.engine.engine import Engine
-from octavo.errors import EngineStopped, Overloaded, RequestError
+from octavo.errors import EngineStopped, InvalidRequest, Overloaded, RequestError
 from octavo.simulate.oracle import OracleRunner, answer_alone
 from octavo.text.assembler import Assembler, Delta, Ended, StopRules
 
@@ -211,3 +211,43 @@ async def test_an_engine_that_dies_ends_its_streams(monkeypatch: pytest.MonkeyPa
         with pytest.raises(EngineStopped):
             await collect(client, ticket("unlucky"))
         assert not client.alive
+
+
+async def test_limits_cross_to_the_engine_and_back() -> None:
+    async with serving(sequences=2) as (client, runner, engine):
+        assert client.status().limits.sequences == 2
+        limits = await client.change_limits({"max_num_seqs": 1, "max_num_batched_tokens": 7})
+        assert (limits.sequences, limits.tokens) == (1, 7)
+        assert client.status().limits == engine.scheduler.limits == limits
+        for wrong in ({"max_num_seqs": 3}, {"max_num_seqs": 1, "maximum": 3}):
+            with pytest.raises(InvalidRequest):
+                await client.change_limits(wrong)
+        assert engine.scheduler.limits == limits
+        runner.let_all()
+        await collect(client, ticket("served"))
+
+
+async def test_limits_change_between_steps_while_requests_run() -> None:
+    async with serving() as (client, runner, engine):
+        tasks = [asyncio.ensure_future(collect(client, ticket(f"r{n}", (n,)))) for n in range(4)]
+        await settled(lambda: bool(engine.scheduler.running))
+        changing = asyncio.ensure_future(client.change_limits({"max_num_seqs": 1}))
+        runner.let_all()
+        assert (await changing).sequences == 1
+        answers = await asyncio.gather(*tasks)
+    for n, (tokens, _) in enumerate(answers):
+        assert tokens == answer_alone(ticket(f"r{n}", (n,)).request, VOCABULARY)
+
+
+async def test_a_question_to_an_engine_that_ends_is_answered() -> None:
+    async with serving() as (client, runner, engine):
+        task = asyncio.ensure_future(collect(client, ticket("open", tokens=40)))
+        await settled(lambda: bool(engine.scheduler.running))
+        client._thread.send(Stop())
+        asked = asyncio.ensure_future(client.change_limits({"max_num_seqs": 1}))
+        runner.let_all()
+        for waiting in (task, asked):
+            with pytest.raises(EngineStopped):
+                await waiting
+        with pytest.raises(EngineStopped):
+            await client.change_limits({"max_num_seqs": 1})

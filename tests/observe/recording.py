@@ -3,9 +3,28 @@
 from random import Random
 from typing import Any
 
-from tests.core.serving import Serving, Setup, pinning, random_follower, random_setup
+from tests.core.serving import (
+    Serving,
+    Setup,
+    pinning,
+    random_follower,
+    random_limits,
+    random_setup,
+)
 
-from octavo.core.calls import Answer, Call, Cancel, Commit, CoreSetup, Drop, Flush, Plan, Submit
+from octavo.core.budget import Limits
+from octavo.core.calls import (
+    Answer,
+    Call,
+    Cancel,
+    Commit,
+    CoreSetup,
+    Drop,
+    Flush,
+    Plan,
+    SetLimits,
+    Submit,
+)
 from octavo.core.events import CancelReason, Event
 from octavo.core.plan import StepPlan, StepResult
 from octavo.core.prefix_cache import Context, sha256
@@ -50,6 +69,9 @@ class Recorded:
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> tuple[Event, ...]:
         return self._show(Commit(now, result), self._scheduler.commit(plan, result, now))
 
+    def set_limits(self, limits: Limits) -> Limits:
+        return self._show(SetLimits(0.0, limits), self._scheduler.set_limits(limits))
+
     def _show(self, call: Call, answer: Any) -> Any:
         for observer in self._observers:
             observer.observe(call, answer)
@@ -71,6 +93,7 @@ def core_setup(setup: Setup) -> CoreSetup:
         blocks=setup.blocks,
         block_size=setup.block_size,
         limits=setup.limits(),
+        ceilings=setup.ceilings(),
         groups=setup.groups,
         prefix_caching=setup.cached,
         swap=setup.swap(),
@@ -93,7 +116,8 @@ def small_setup(random: Random) -> Setup:
 
 
 def random_run(random: Random, serving: Serving) -> None:
-    """Requests that come, fail, are cancelled, refused and preempted, until nothing is left."""
+    """Requests that come, fail, are cancelled, refused and preempted under limits that change,
+    until nothing is left."""
     names = [f"r{number}" for number in range(random.randint(3, 12))]
     serving.oracle.failing = {
         name: random.randint(1, 20) for name in names if random.random() < 0.1
@@ -109,4 +133,6 @@ def random_run(random: Random, serving: Serving) -> None:
             serving.drop(random.choice(names))
         if random.random() < 0.1:
             serving.flush()
+        if random.random() < 0.1:
+            serving.set_limits(**random_limits(random, serving.setup))
     serving.finish()

@@ -229,3 +229,15 @@ def test_holds_that_go_and_pins_that_come_are_told() -> None:
     told = texts(told_by(lives, "c"))
     assert f"needed room: the hold {hold} gave up 1 block" in told
     assert "its beginning was not pinned: 1 token short of a block" in told
+
+
+def test_limits_that_change_are_told_to_whoever_is_there() -> None:
+    lives = Lives()
+    serving = watched(Setup(waiting=2), lives)
+    serving.submit(Request(id="a", prompt=(1, 2, 3), max_tokens=3))
+    serving.step()
+    serving.set_limits(tokens=16, waiting=None)
+    serving.set_limits(tokens=16)
+    serving.finish()
+    (told,) = [text for text in texts(told_by(lives, "a")) if "limits" in text]
+    assert told == "limits changed: tokens 64 → 16, waiting 2 → none"

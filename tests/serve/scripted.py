@@ -3,16 +3,18 @@
 import asyncio
 import socket
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import uvicorn
 from tests.text.vocabulary import metadata_of
 
+from octavo.core.budget import Ceilings, Limits
 from octavo.core.events import Finished, FinishReason, Receipt, Token
 from octavo.engine.door import Door, Ticket
 from octavo.engine.engine import EngineStatus
+from octavo.engine.limits import changed
 from octavo.serve.app import create_app
 from octavo.serve.protocol import BoundedProtocol
 from octavo.serve.service import ServeSettings
@@ -42,6 +44,8 @@ IDLE = EngineStatus(
     evictions=2,
     prefix_tokens_queried=400,
     prefix_tokens_hit=256,
+    limits=Limits(sequences=8, tokens=64),
+    ceilings=Ceilings(sequences=16, tokens=128, watermark_blocks=100),
     failed_steps=0,
     last_step_s=0.02,
     stepped_at_s=0.0,
@@ -98,6 +102,10 @@ class ScriptedClient:
 
     def status(self) -> EngineStatus:
         return self.state
+
+    async def change_limits(self, changes: Mapping[str, object]) -> Limits:
+        self.state = replace(self.state, limits=changed(self.state.limits, changes))
+        return self.state.limits
 
     async def stream(self, ticket: Ticket) -> AsyncGenerator[Delta | Ended, None]:
         request = ticket.request

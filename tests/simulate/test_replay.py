@@ -45,7 +45,8 @@ def kinds(told: list[tuple[Call, Answer]]) -> Counter[str]:
     """How often each decision was made, and each way to end."""
     found: Counter[str] = Counter()
     for _, answer in told:
-        said = answer.decisions if isinstance(answer, StepPlan) else answer or ()
+        said = answer.decisions if isinstance(answer, StepPlan) else answer
+        said = said if isinstance(said, tuple) else ()
         found.update(getattr(record, "reason", type(record).__name__) for record in said)
     return found
 

@@ -1,4 +1,4 @@
-"""octavo serve | chat | generate | pull | bench | replay | explain
+"""octavo serve | chat | generate | pull | bench | replay | explain | limits
 
 Exit codes: 0 done; 2 bad input (one line on stderr says what); 1 Octavo failed; 130 Ctrl-C.
 A command imports what it needs when it runs, so that none waits for the libraries of another.
@@ -24,6 +24,7 @@ from octavo.errors import OctavoError, RequestError, SetupError
 Command = Callable[[argparse.Namespace], int]
 
 MAX_LINE_CHARACTERS = 1000
+DEFAULT_URL = "http://127.0.0.1:8000"
 
 BAD_INPUT, FAILED, INTERRUPTED, READER_GONE = 2, 1, 130, 141
 
@@ -137,6 +138,18 @@ def build_parser() -> argparse.ArgumentParser:
     explain.add_argument(
         "request", nargs="?", metavar="REQUEST", help="its id or how that begins (default: all)"
     )
+
+    limits = _add(commands, "limits", _limits, "show or change the limits of a running server")
+    limits.add_argument("--url", default=DEFAULT_URL, help=f"the server (default: {DEFAULT_URL})")
+    limits.add_argument(
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=VALUE",
+        dest="changes",
+        help="set these limits, all or none; the value none lifts one that may be absent",
+    )
     return parser
 
 
@@ -197,6 +210,12 @@ def _explain(arguments: argparse.Namespace) -> int:
     from octavo.cli.history import explain
 
     return explain(arguments)
+
+
+def _limits(arguments: argparse.Namespace) -> int:
+    from octavo.cli.remote import limits
+
+    return limits(arguments)
 
 
 def _start_logging(level: str, *, tracebacks: bool) -> None:

@@ -1,6 +1,6 @@
 """What one step may spend, and what the whole engine may hold."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
 from octavo.errors import ConfigError
@@ -26,6 +26,9 @@ class Limits:
     grow for a while before anyone must be preempted. Who waits climbs one priority class for each
     `aging_s` (None or 0: never).
     At most `pinned_blocks` are kept in the pool for prompts to come because requests asked for it.
+
+    Every limit may change while the core runs: whoever keeps one asks for it each time. What is
+    fixed from the start stands in the `CoreSetup`.
 
     Raises  ConfigError for limits under which nothing could ever run.
     """
@@ -68,6 +71,25 @@ _KNOWN = {
     "policy": get_args(Policy),
     "preemption": get_args(Preemption),
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ceilings:
+    """What pool and runner are built for: how far limits of these names may be raised."""
+
+    sequences: int
+    tokens: int
+    watermark_blocks: int
+
+    def check(self, limits: Limits) -> None:
+        """Raises  ConfigError naming the limit that is above its ceiling."""
+        for ceiling in fields(self):
+            name = ceiling.name
+            value, most = getattr(limits, name), getattr(self, name)
+            if value > most:
+                raise ConfigError(
+                    f"{name} is {value}: this engine is built for at most {most}", param=name
+                )
 
 
 class Budget:

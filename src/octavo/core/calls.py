@@ -6,7 +6,7 @@ same decisions again.
 
 from dataclasses import dataclass, field
 
-from octavo.core.budget import Limits
+from octavo.core.budget import Ceilings, Limits
 from octavo.core.events import CancelReason, Event
 from octavo.core.plan import StepPlan, StepResult
 from octavo.core.prefix_cache import Context
@@ -16,10 +16,11 @@ from octavo.core.swap import SwapSetup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreSetup:
-    """Sizes of pool and tables, limits, and what KV depends on besides tokens.
+    """Sizes of pool and tables, limits at the start, and what KV depends on besides tokens.
 
-    Without `prefix_caching` nothing is shared. With `slab_tokens` each admission reserves that
-    many positions. Without `swap` every preempted sequence is computed again.
+    Limits on rows and tokens can be raised up to the `ceilings`; without those they cannot. Without
+    `prefix_caching` nothing is shared. With `slab_tokens` each admission reserves that many
+    positions. Without `swap` every preempted sequence is computed again.
     """
 
     blocks: int
@@ -30,6 +31,7 @@ class CoreSetup:
     slab_tokens: int = 0
     context: Context = field(default_factory=Context)
     swap: SwapSetup | None = None
+    ceilings: Ceilings | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,15 @@ class Flush:
     now: float
 
 
-Call = Submit | Cancel | Plan | Commit | Drop | Flush
-Answer = tuple[Event, ...] | StepPlan | None
-"""A plan is answered by a `StepPlan`, or None when there is nothing to compute; all else by
-events."""
+@dataclass(frozen=True, slots=True)
+class SetLimits:
+    """From now on these hold."""
+
+    now: float
+    limits: Limits
+
+
+Call = Submit | Cancel | Plan | Commit | Drop | Flush | SetLimits
+Answer = tuple[Event, ...] | StepPlan | Limits | None
+"""A plan is answered by a `StepPlan`, or None when there is nothing to compute; new limits by those
+that held before; all else by events."""

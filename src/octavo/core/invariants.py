@@ -81,7 +81,8 @@ def _check_holds(scheduler: Scheduler) -> None:
 def _check_sequences(scheduler: Scheduler) -> None:
     size = scheduler.manager.block_size
     rows = [sequence.row for sequence in scheduler.running]
-    assert len(set(rows)) == len(rows) <= scheduler.limits.sequences, f"rows {rows}"
+    assert len(set(rows)) == len(rows) <= scheduler.ceilings.sequences, f"rows {rows}"
+    scheduler.ceilings.check(scheduler.limits)
     for sequence in scheduler.running:
         assert sequence.state is State.RUNNING
         assert 0 <= sequence.computed <= sequence.scheduled <= sequence.length, sequence.id

@@ -4,13 +4,13 @@
                  ▲                    │
                  └───── preempt ──────┘
 
-Submit, cancel, plan and commit change state; drop and flush what is held or cached. None reads a
-clock or does I/O. Several plans may be in flight; they are committed in the order in which they
-were made.
+Submit, cancel, plan and commit change state; drop and flush what is held or cached, set_limits what
+may be. None reads a clock or does I/O. Several plans may be in flight; they are committed in the
+order in which they were made.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 from octavo.core import policy
 from octavo.core.block_manager import Admission, BlockManager, Parent, Reservation
 from octavo.core.block_pool import Shortage
-from octavo.core.budget import Budget, Limits
+from octavo.core.budget import Budget, Ceilings, Limits
 from octavo.core.events import (
     Admitted,
     CancelReason,
@@ -94,6 +94,8 @@ class _Draft:
         self.decisions: list[Decision] = []
         self.moves_out: list[Move] = []
         self.moves_in: list[Move] = []
+        self.stuck: set[Sequence] = set()
+        """Those that no blocks were found for: they wait in place, and their tokens came back."""
         self.preempted = False
         self.awaited = 0
         """Blocks kept for those who will have enough when the moves in flight are over."""
@@ -109,6 +111,7 @@ class _Draft:
     ) -> None:
         """Take back what was granted to `sequence`: it waits in place."""
         self.budget.refund(self.grants.pop(sequence))
+        self.stuck.add(sequence)
         self.decisions.append(Deferred(sequence.id, limit, missing))
 
 
@@ -118,10 +121,21 @@ class Scheduler:
     """
 
     def __init__(
-        self, manager: BlockManager, limits: Limits, *, context: Context | None = None
+        self,
+        manager: BlockManager,
+        limits: Limits,
+        *,
+        context: Context | None = None,
+        ceilings: Ceilings | None = None,
     ) -> None:
         self.manager = manager
         self.limits = limits
+        self.ceilings = ceilings or Ceilings(
+            sequences=limits.sequences,
+            tokens=limits.tokens,
+            watermark_blocks=max(manager.pool.total, limits.watermark_blocks),
+        )
+        self.ceilings.check(limits)
         self.counters = Counters()
         self.holds = Holds(manager)
         self.followers = Followers()
@@ -130,7 +144,7 @@ class Scheduler:
         self._waiting = Waiting()
         self._running: list[Sequence] = []
         self._by_id: dict[str, Siblings] = {}
-        self._rows = list(range(limits.sequences - 1, -1, -1))
+        self._rows = list(range(self.ceilings.sequences - 1, -1, -1))
         self._in_flight: deque[_InFlight] = deque()
         self._committed_at = -inf
         self._live: Counter[int] = Counter()
@@ -226,8 +240,9 @@ class Scheduler:
         at = Circumstances(now=now, limits=self.limits, highest=min(self._live, default=0))
         draft = _Draft(self._plans, at, Budget(self.limits.tokens))
         self._untold += self.holds.expire(now)
-        self._grant(draft)
+        self._grant(draft, self._running)
         self._secure(draft)
+        self._pass_on(draft)
         if not draft.preempted and not draft.awaited:
             self._admit_waiting(draft)
         return self._close(draft, now)
@@ -249,6 +264,18 @@ class Scheduler:
             self.pace.observe(step.tokens, now - max(step.planned_at, self._committed_at))
         self._committed_at = now
         return tuple(events)
+
+    def set_limits(self, limits: Limits) -> Limits:
+        """Let other limits hold from the next plan and submission on.
+
+        Whoever runs or waits goes on, above a lower limit too: nobody is admitted and nobody
+        queues until there is room below it.
+        Returns  the limits that held before.
+        Raises   ConfigError: one is above its ceiling; nothing has changed.
+        """
+        self.ceilings.check(limits)
+        before, self.limits = self.limits, limits
+        return before
 
     # --- submit
 
@@ -304,9 +331,9 @@ class Scheduler:
 
     # --- plan
 
-    def _grant(self, draft: _Draft) -> None:
+    def _grant(self, draft: _Draft, running: Items[Sequence]) -> None:
         """Hand the token budget to the running sequences."""
-        demands = [(sequence, sequence.demand) for sequence in self._running]
+        demands = [(sequence, sequence.demand) for sequence in running]
         for sequence, demand in policy.service_order(demands, draft.budget.left):
             granted = draft.budget.grant(demand)
             if granted:
@@ -351,6 +378,22 @@ class Scheduler:
                     draft.defer(sequence, "blocks", reservation.blocks)
                 else:
                     self._preempt(victim, sequence, draft)
+
+    def _pass_on(self, draft: _Draft) -> None:
+        """Offer the tokens that came back to those for whom none were left.
+
+        Otherwise one that is served next, ranks last and finds no block could hold a small budget
+        for ever, and nobody would go on to give it blocks.
+        """
+        while draft.stuck and draft.budget.left and not draft.preempted:
+            served = {*draft.grants, *draft.stuck}
+            rest = [one for one in self._running if one.demand and one not in served]
+            if not rest:
+                return
+            ids = {one.id for one in rest}
+            draft.decisions = [said for said in draft.decisions if not _no_tokens(said, ids)]
+            self._grant(draft, rest)
+            self._secure(draft)
 
     def _preempt(self, victim: Sequence, beneficiary: Sequence, draft: _Draft) -> None:
         draft.budget.refund(draft.grants.pop(victim, 0))
@@ -453,8 +496,8 @@ class Scheduler:
     def _ask_holds(self, sequence: Sequence, chunk: int, draft: _Draft) -> None:
         """Let holds go, as many as it takes for `sequence` to start, if it can then."""
         lower = policy.yielding_to(sequence, self._running, draft.at)
-        leaving = () if self._rows else lower[:1]
-        if not (self._rows or lower) or self._missing(sequence, chunk, lower, holds=True):
+        leaving = lower[: max(self._rows_missing(), 0)]
+        if self._rows_missing(len(lower)) > 0 or self._missing(sequence, chunk, lower, holds=True):
             return
         while self._missing(sequence, chunk, leaving):
             dropped = self.holds.yield_to(sequence)
@@ -467,7 +510,7 @@ class Scheduler:
         lower = policy.yielding_to(sequence, self._running, at)
         for count in range(len(lower) + 1):
             victims = lower[:count]
-            if (self._rows or victims) and not self._missing(sequence, chunk, victims):
+            if self._rows_missing(count) <= 0 and not self._missing(sequence, chunk, victims):
                 return victims
         return None
 
@@ -475,7 +518,11 @@ class Scheduler:
         missing = self._missing(sequence, chunk, ())
         if missing:
             return Deferred(sequence.id, "blocks", missing)
-        return Deferred(sequence.id, "rows", 1)
+        return Deferred(sequence.id, "rows", self._rows_missing())
+
+    def _rows_missing(self, leaving: int = 0) -> int:
+        """How many more sequences must leave before one may start; 0 or less: it may now."""
+        return len(self._running) - leaving + 1 - self.limits.sequences
 
     def _missing(
         self, sequence: Sequence, chunk: int, leaving: Items[Sequence], *, holds: bool = False
@@ -654,3 +701,10 @@ class Scheduler:
         self.counters.finished[reason] = self.counters.finished.get(reason, 0) + 1
         self.counters.tokens_recomputed += event.receipt.recomputed_tokens
         return event
+
+
+def _no_tokens(decision: Decision, ids: Container[str]) -> bool:
+    """Whether it says that one of these got no tokens."""
+    return (
+        isinstance(decision, Deferred) and decision.limit == "tokens" and decision.request_id in ids
+    )

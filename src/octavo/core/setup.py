@@ -18,4 +18,4 @@ def scheduler_of(setup: CoreSetup) -> Scheduler:
         slab_tokens=setup.slab_tokens,
         arena=None if setup.swap is None else HostArena(setup.swap),
     )
-    return Scheduler(manager, setup.limits, context=setup.context)
+    return Scheduler(manager, setup.limits, context=setup.context, ceilings=setup.ceilings)

@@ -66,8 +66,8 @@ def build(
     model = load_model(
         opened,
         ops,
-        resolved.limits.tokens,
-        max_rows=resolved.limits.sequences,
+        resolved.ceilings.tokens,
+        max_rows=resolved.ceilings.sequences,
         max_context=resolved.max_model_len,
         threads=resolved.threads,
     )
@@ -75,7 +75,7 @@ def build(
         model.decoder,
         ops,
         KVStorage(layout, resolved.blocks),
-        rows=resolved.limits.sequences,
+        rows=resolved.ceilings.sequences,
         max_context=resolved.max_model_len,
         groups=resolved.groups,
     )
@@ -97,6 +97,7 @@ def _setup(resolved: Resolved, context: Context, slab_tokens: int | None) -> Cor
         blocks=resolved.blocks,
         block_size=resolved.block_size,
         limits=resolved.limits,
+        ceilings=resolved.ceilings,
         groups=resolved.groups,
         prefix_caching=resolved.enable_prefix_caching and slab_tokens is None,
         slab_tokens=slab_tokens or 0,

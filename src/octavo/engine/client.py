@@ -8,19 +8,18 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from octavo.core.budget import Limits
 from octavo.core.events import CancelReason, Event, Refused, Token
 from octavo.core.request import Request
 from octavo.engine.door import Ticket
 from octavo.engine.engine import Engine, EngineStatus
-from octavo.errors import EngineStopped, Overloaded, RequestError
+from octavo.errors import EngineStopped, OctavoError, Overloaded, RequestError
 from octavo.text.assembler import Delta, Ended
 
 logger = logging.getLogger(__name__)
-
-Deliver = Callable[[tuple[Event, ...]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +42,48 @@ class Flush:
 
 
 @dataclass(frozen=True, slots=True)
+class ChangeLimits:
+    """Answered by the limits that hold then. Pairs of a limit and its new value."""
+
+    changes: tuple[tuple[str, object], ...]
+
+
+Question = ChangeLimits
+"""What the engine is asked about itself, not for a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A question, with a number to know its reply by."""
+
+    number: int
+    question: Question
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The answer to a question, or why there is none."""
+
+    number: int
+    answer: Limits | OctavoError
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End the thread after the current step."""
 
 
-Command = Submit | Cancel | Flush | Stop
+Command = Submit | Cancel | Flush | Ask | Stop
+Told = Event | Reply
+Deliver = Callable[[tuple[Told, ...]], None]
 
 
 class EngineThread:
     """Steps while there is work, sleeps while there is none.
 
-    `deliver` gets the events of a step at once, in the engine's thread, and `ended` is called there
-    when the thread ends, for whatever reason; neither may block or raise. `status` may be read from
-    any thread.
+    `deliver` gets what commands and steps lead to, at once, in the engine's thread, and `ended` is
+    called there when the thread ends, for whatever reason; neither may block or raise. `status` may
+    be read from any thread.
     """
 
     def __init__(self, engine: Engine, deliver: Deliver, ended: Callable[[], None]) -> None:
@@ -88,13 +116,18 @@ class EngineThread:
     def _turn(self) -> None:
         while True:
             commands = self._receive()
-            events = [event for command in commands for event in self._obey(command)]
+            told = [each for command in commands for each in self._obey(command)]
             if any(isinstance(command, Stop) for command in commands):
                 return
-            events += self._engine.step()
-            self.status = self._engine.status()
-            if events:
-                self._deliver(tuple(events))
+            if told:
+                self._tell(told)
+            self._tell(self._engine.step())
+
+    def _tell(self, told: Sequence[Told]) -> None:
+        """Whoever is told finds it in the status."""
+        self.status = self._engine.status()
+        if told:
+            self._deliver(tuple(told))
 
     def _receive(self) -> list[Command]:
         """Everything that has arrived; waits for the first when there is nothing to compute."""
@@ -103,7 +136,7 @@ class EngineThread:
             commands.append(self._inbox.get())
         return commands
 
-    def _obey(self, command: Command) -> tuple[Event, ...]:
+    def _obey(self, command: Command) -> tuple[Told, ...]:
         match command:
             case Submit(request):
                 return self._engine.submit(request)
@@ -112,8 +145,16 @@ class EngineThread:
             case Flush():
                 self._engine.flush()
                 return ()
+            case Ask(number, question):
+                return (Reply(number, self._answer(question)),)
             case Stop():
                 return ()
+
+    def _answer(self, question: Question) -> Limits | OctavoError:
+        try:
+            return self._engine.change_limits(dict(question.changes))
+        except OctavoError as error:
+            return error
 
 
 class AsyncClient:
@@ -123,6 +164,8 @@ class AsyncClient:
         self._thread = EngineThread(engine, self._deliver, self._engine_ended)
         self._listeners: dict[str, asyncio.Queue[Event | None]] = {}
         """None in a queue says that the engine has ended."""
+        self._asked: dict[int, asyncio.Future[Limits]] = {}
+        self._questions = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self.draining = False
         self.alive = True
@@ -179,8 +222,27 @@ class AsyncClient:
             if self._listeners.pop(request_id, None) is not None:
                 self._thread.send(Cancel(request_id))
 
-    def _deliver(self, events: tuple[Event, ...]) -> None:
-        self._call(lambda: self._dispatch(events))
+    async def change_limits(self, changes: Mapping[str, object]) -> Limits:
+        """Let other limits hold; returns all that hold now.
+
+        Raises   InvalidRequest: nothing has changed. EngineStopped.
+        """
+        return await self._ask(ChangeLimits(tuple(changes.items())))
+
+    async def _ask(self, question: Question) -> Limits:
+        if not self.alive:
+            raise EngineStopped("the engine has ended")
+        self._questions += 1
+        number = self._questions
+        self._asked[number] = asyncio.get_running_loop().create_future()
+        self._thread.send(Ask(number, question))
+        try:
+            return await self._asked[number]
+        finally:
+            del self._asked[number]
+
+    def _deliver(self, told: tuple[Told, ...]) -> None:
+        self._call(lambda: self._dispatch(told))
 
     def _engine_ended(self) -> None:
         self._call(self._end_all)
@@ -192,16 +254,31 @@ class AsyncClient:
         except RuntimeError:  # the loop is closed: nobody listens any more
             logger.info("the front has gone before the engine")
 
-    def _dispatch(self, events: tuple[Event, ...]) -> None:
-        for event in events:
-            listener = self._listeners.get(event.request_id)
+    def _dispatch(self, told: tuple[Told, ...]) -> None:
+        for each in told:
+            if isinstance(each, Reply):
+                self._settle(each.number, each.answer)
+                continue
+            listener = self._listeners.get(each.request_id)
             if listener is not None:
-                listener.put_nowait(event)
+                listener.put_nowait(each)
+
+    def _settle(self, number: int, answer: Limits | OctavoError) -> None:
+        """Give who asked the answer, if they still wait for it."""
+        asked = self._asked.get(number)
+        if asked is None or asked.done():
+            return
+        if isinstance(answer, OctavoError):
+            asked.set_exception(answer)
+        else:
+            asked.set_result(answer)
 
     def _end_all(self) -> None:
         self.alive = False
         for listener in self._listeners.values():
             listener.put_nowait(None)
+        for number in self._asked:
+            self._settle(number, EngineStopped("the engine stopped before it answered"))
 
 
 def _refusal(refused: Refused) -> RequestError:

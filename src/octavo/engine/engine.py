@@ -2,15 +2,18 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from octavo.core.calls import Answer, Call, Cancel, Commit, Drop, Flush, Plan, Submit
+from octavo.core.budget import Ceilings, Limits
+from octavo.core.calls import Answer, Call, Cancel, Commit, Drop, Flush, Plan, SetLimits, Submit
 from octavo.core.events import CancelReason, Decision, Event, Token
 from octavo.core.plan import RowFailed, Runner, StepPlan, StepResult
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler
+from octavo.engine.limits import changed, named, refusal
+from octavo.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +53,8 @@ class EngineStatus:
     evictions: int
     prefix_tokens_queried: int
     prefix_tokens_hit: int
+    limits: Limits
+    ceilings: Ceilings
     failed_steps: int
     last_step_s: float
     """How long the last step took."""
@@ -107,6 +112,20 @@ class Engine:
         """Empty the prefix cache: no later request finds what was computed before. Pins end."""
         call = Flush(self._clock())
         self._show(call, self.scheduler.flush(call.now))
+
+    def change_limits(self, changes: Mapping[str, object]) -> Limits:
+        """Let other limits hold, named as `engine.limits` does; returns all that hold now.
+
+        Raises   InvalidRequest: one is unknown or out of range; nothing has changed.
+        """
+        limits = changed(self.scheduler.limits, changes)
+        try:
+            before = self.scheduler.set_limits(limits)
+        except ConfigError as error:
+            raise refusal(error) from error
+        self._show(SetLimits(self._clock(), limits), before)
+        logger.info("limits: %s", ", ".join(f"{k}={v}" for k, v in named(limits).items()))
+        return limits
 
     def step(self) -> tuple[Event, ...]:
         """Compute one step, if there is anything to compute; returns what came of it."""
@@ -173,6 +192,8 @@ class Engine:
             evictions=counters.evictions,
             prefix_tokens_queried=counters.prefix_tokens_queried,
             prefix_tokens_hit=counters.prefix_tokens_hit,
+            limits=scheduler.limits,
+            ceilings=scheduler.ceilings,
             failed_steps=self._failed_steps,
             last_step_s=self._last_step_s,
             stepped_at_s=self._stepped_at_s,

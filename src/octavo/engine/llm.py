@@ -14,6 +14,7 @@ from octavo.engine.answer import Answer
 from octavo.engine.build import build
 from octavo.engine.door import Ticket
 from octavo.engine.engine import EngineStatus
+from octavo.engine.limits import named
 from octavo.engine.params import SamplingParams
 from octavo.engine.session import Messages, Session, Turn
 from octavo.errors import RequestError
@@ -47,6 +48,17 @@ class LLM:
 
     def status(self) -> EngineStatus:
         return self._engine.status()
+
+    def limits(self) -> dict[str, Any]:
+        """The limits that hold, by the names of the settings that decide them at the start."""
+        return named(self._engine.scheduler.limits)
+
+    def set_limits(self, **changes: Any) -> dict[str, Any]:
+        """Let other limits hold from the next step on; returns all that hold.
+
+        Raises   InvalidRequest: one is unknown, out of range or above its ceiling.
+        """
+        return named(self._engine.change_limits(changes))
 
     def generate(
         self,

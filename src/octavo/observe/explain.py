@@ -15,7 +15,18 @@ from octavo.core.events import (
     Receipt,
     Refused,
 )
-from octavo.observe.lives import Arrived, Drew, Filled, Life, Moment, Phase, Reused, Waited, What
+from octavo.observe.lives import (
+    Arrived,
+    Drew,
+    Filled,
+    Life,
+    Moment,
+    Phase,
+    Relimited,
+    Reused,
+    Waited,
+    What,
+)
 
 T = TypeVar("T")
 
@@ -158,8 +169,15 @@ def _words(what: What, life: Life, for_s: float) -> str:
             return f"its beginning was not pinned: {_not_pinned(what)}"
         case HoldDropped(name, _, blocks):
             return f"needed room: the hold {name} gave up {_count(blocks, 'block')}"
+        case Relimited(changes):
+            said = [f"{name} {_limit(old)} → {_limit(new)}" for name, old, new in changes]
+            return f"limits changed: {', '.join(said)}"
         case Finished() | Refused():
             return _ended(what)
+
+
+def _limit(value: object) -> str:
+    return "none" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _short_of(limit: str, missing: int) -> str:

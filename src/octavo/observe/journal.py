@@ -22,7 +22,19 @@ from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 
-from octavo.core.calls import Answer, Call, Cancel, Commit, CoreSetup, Drop, Flush, Plan, Submit
+from octavo.core.budget import Limits
+from octavo.core.calls import (
+    Answer,
+    Call,
+    Cancel,
+    Commit,
+    CoreSetup,
+    Drop,
+    Flush,
+    Plan,
+    SetLimits,
+    Submit,
+)
 from octavo.core.events import CancelReason, Decision, Event, Finished, Refused, Token
 from octavo.core.plan import (
     Bind,
@@ -186,7 +198,13 @@ class _Commit(msgspec.Struct, frozen=True, tag="commit", tag_field="call", omit_
     moved: int = 0
 
 
-_Line = _Submit | _Cancel | _PlanCall | _Commit | _Drop | _Flush
+class _SetLimits(msgspec.Struct, frozen=True, tag="set_limits", tag_field="call"):
+    now: float
+    limits: Limits
+    before: Limits
+
+
+_Line = _Submit | _Cancel | _PlanCall | _Commit | _Drop | _Flush | _SetLimits
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(_Line)
@@ -214,6 +232,9 @@ def encode(call: Call, answer: Answer) -> bytes:
             return _encoder.encode(_Drop(now, hold))
         case Flush(now):
             return _encoder.encode(_Flush(now))
+        case SetLimits(now, limits):
+            assert isinstance(answer, Limits)
+            return _encoder.encode(_SetLimits(now, limits, answer))
 
 
 def _plan(plan: StepPlan) -> _Plan:
@@ -328,6 +349,9 @@ class _Reader:
                     moved,
                 )
                 return Entry(number, Commit(now, result), self._events(number, said))
+
+            case _SetLimits(now, limits, before):
+                return Entry(number, SetLimits(now, limits), before)
 
     def _events(self, number: int, said: Iterable[tuple[str, Any]]) -> tuple[Event, ...]:
         events = tuple(self._record(number, name, fields, _EVENTS) for name, fields in said)

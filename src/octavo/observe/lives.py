@@ -7,10 +7,11 @@ requests are kept. Nothing here holds token ids.
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
-from octavo.core.calls import Answer, Call, Commit, Plan, Submit
+from octavo.core.budget import Limits
+from octavo.core.calls import Answer, Call, Commit, Plan, SetLimits, Submit
 from octavo.core.events import (
     Admitted,
     Chunked,
@@ -75,6 +76,13 @@ class Reused:
     blocks: int
 
 
+@dataclass(frozen=True, slots=True)
+class Relimited:
+    """An operator changed limits while it was there: (name, before, after) of each."""
+
+    changes: tuple[tuple[str, object, object], ...]
+
+
 What = (
     Arrived
     | Waited
@@ -87,6 +95,7 @@ What = (
     | Pinned
     | PinRefused
     | HoldDropped
+    | Relimited
     | Finished
     | Refused
 )
@@ -198,6 +207,8 @@ class Lives:
                         self._planned(answer, now)
                 case Commit(now, result):
                     self._committed(result, now)
+                case SetLimits(now, limits) if isinstance(answer, Limits):
+                    self._relimited(answer, limits, now)
             if isinstance(answer, tuple):
                 for event in answer:
                     if isinstance(event, Finished | Refused):
@@ -320,6 +331,13 @@ class Lives:
             if life.ending is None and life.row >= 0 and life.row not in failed:
                 life.enter("decode", now)
                 life.tell(Drew(not any(isinstance(m.what, Drew) for m in life.moments)), now)
+
+    def _relimited(self, before: Limits, after: Limits, now: float) -> None:
+        pairs = [(f.name, getattr(before, f.name), getattr(after, f.name)) for f in fields(after)]
+        what = Relimited(tuple(change for change in pairs if change[1] != change[2]))
+        if what.changes:
+            for life in self._lives.values():
+                life.tell(what, now)
 
     def _end(self, event: Finished | Refused, now: float) -> None:
         if isinstance(event, Finished):

@@ -111,7 +111,7 @@ def parse(
     Raises  InvalidRequest: broken JSON; a field is unknown, not supported, of the wrong type or out
             of range.
     """
-    fields = {name: value for name, value in _json_object(body).items() if value is not None}
+    fields = {name: value for name, value in json_object(body).items() if value is not None}
     for name in [name for name in fields if name in neutral]:
         if not _asks_for_nothing(fields.pop(name), neutral[name]):
             raise InvalidRequest(f"{name} is not supported yet; leave it out", param=name)
@@ -141,7 +141,8 @@ def check_stream_options(stream: bool | None, options: StreamOptions | None) -> 
     return options
 
 
-def _json_object(body: bytes) -> JsonObject:
+def json_object(body: bytes) -> JsonObject:
+    """Raises  InvalidRequest: the body is no JSON, or no object."""
     try:
         content = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

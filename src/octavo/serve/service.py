@@ -2,11 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
+from octavo.core.budget import Limits
 from octavo.engine.door import Door, Ticket
 from octavo.engine.engine import EngineStatus
 from octavo.engine.params import SamplingParams
@@ -33,6 +34,8 @@ class Client(Protocol):
     def draining(self) -> bool: ...
 
     def status(self) -> EngineStatus: ...
+
+    async def change_limits(self, changes: Mapping[str, object]) -> Limits: ...
 
     def stream(self, ticket: Ticket) -> AsyncGenerator[Item, None]: ...
 

@@ -2,10 +2,22 @@
 
 from collections import deque
 
-from octavo.core.calls import Answer, Call, Cancel, Commit, CoreSetup, Drop, Flush, Plan, Submit
+from octavo.core.budget import Limits
+from octavo.core.calls import (
+    Answer,
+    Call,
+    Cancel,
+    Commit,
+    CoreSetup,
+    Drop,
+    Flush,
+    Plan,
+    SetLimits,
+    Submit,
+)
 from octavo.core.plan import StepPlan
 from octavo.core.setup import scheduler_of
-from octavo.errors import OctavoError
+from octavo.errors import ConfigError, OctavoError
 
 
 class ImpossibleCall(OctavoError):
@@ -22,7 +34,8 @@ class Replay:
     def answer(self, call: Call) -> Answer:
         """What the core says to `call`, after all the calls before it.
 
-        Raises   ImpossibleCall: it commits a plan that is not there, or one unlike the plan made.
+        Raises   ImpossibleCall: it commits a plan that is not there, or one unlike the plan made,
+                 or sets limits above the ceilings.
         """
         match call:
             case Submit(now, request):
@@ -38,8 +51,16 @@ class Replay:
                 return self.scheduler.drop(hold, now)
             case Flush(now):
                 return self.scheduler.flush(now)
+            case SetLimits(_, limits):
+                return self._set_limits(limits)
             case Commit():
                 return self._commit(call)
+
+    def _set_limits(self, limits: Limits) -> Limits:
+        try:
+            return self.scheduler.set_limits(limits)
+        except ConfigError as error:
+            raise ImpossibleCall(f"these limits cannot be set: {error}") from error
 
     def _commit(self, call: Commit) -> Answer:
         plan = self._in_flight.popleft() if self._in_flight else None

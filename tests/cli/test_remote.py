@@ -1,0 +1,86 @@
+"""octavo limits, against a server on a socket."""
+
+import http.server
+import threading
+from collections.abc import Iterator
+
+import pytest
+from tests.serve.scripted import IDLE, Served, scripted_server
+
+from octavo.cli.main import main
+
+
+@pytest.fixture(scope="module")
+def _server() -> Iterator[Served]:
+    with scripted_server() as served:
+        yield served
+
+
+@pytest.fixture
+def server(_server: Served) -> Served:
+    _server.client.state = IDLE
+    return _server
+
+
+def test_limits_are_printed(server: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["limits", "--url", server.url]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["max_num_seqs", "8", "at", "most", "16"]
+    assert ["max_queued_requests", "none"] in [line.split() for line in lines]
+
+
+def test_limits_are_changed(server: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    changes = ["max-num-seqs=3", "max_queued_requests=9", "--set", "admission=chunked"]
+    assert main(["limits", "--url", server.url + "/", "--set", *changes]) == 0
+    limits = server.client.state.limits
+    assert (limits.sequences, limits.waiting, limits.admission) == (3, 9, "chunked")
+    assert main(["limits", "--url", server.url, "--set", "max_queued_requests=none"]) == 0
+    assert server.client.state.limits.waiting is None
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["max_num_seqs", "3", "at", "most", "16"] in lines
+    assert ["admission", "chunked"] in lines
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--set", "max_num_seqs=0"], "must be at least 1"),
+        (["--set", "max_num_seqs=many"], "expected `int`"),
+        (["--set", "nothing=1"], "no limit that can be changed"),
+        (["--set", "nothing"], "expected NAME=VALUE"),
+        (["--url", "ftp://127.0.0.1"], "no address of a server"),
+        (["--url", "nonsense"], "no answer from nonsense"),
+        (["--url", "http://127.0.0.1:1"], "is a server there?"),
+    ],
+)
+def test_what_is_wrong_is_one_line(
+    server: Served, arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["limits", "--url", server.url, *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert says in captured.err
+    assert server.client.state == IDLE
+
+
+class _Stranger(http.server.BaseHTTPRequestHandler):
+    """Some other server."""
+
+    def do_GET(self) -> None:
+        content = b"<html>hello</html>"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_another_server_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with http.server.HTTPServer(("127.0.0.1", 0), _Stranger) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        assert main(["limits", "--url", f"http://127.0.0.1:{other.server_port}"]) == 2
+        other.shutdown()
+    assert "is no server of Octavo" in capsys.readouterr().err

@@ -65,6 +65,7 @@ def test_all_defaults() -> None:
         ({"max_queued_tokens": 5}, {"waiting_tokens": 5}),
         ({}, {"policy": "priority", "aging_s": 300}),
         ({"policy": "fcfs", "aging": 0.5}, {"policy": "fcfs", "aging_s": 0.5}),
+        ({"ttft_target": 2, "tpot_target": 0.1}, {"ttft_target_s": 2, "tpot_target_s": 0.1}),
         ({"kv_cache_memory": 1000 * 16 * 23_040, "watermark": 0.1}, {"watermark_blocks": 100}),
     ],
 )

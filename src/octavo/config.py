@@ -52,7 +52,7 @@ def _setting(
 
 
 AdmissionRule = Literal["full", "chunked"]
-Policy = Literal["fcfs", "priority"]
+Policy = Literal["fcfs", "priority", "fair", "slo"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -98,7 +98,8 @@ class EngineConfig:
     policy: Policy = _setting(
         "priority",
         "text",
-        "who goes first: by arrival (fcfs), or by priority and then arrival (priority)",
+        "who goes first: by arrival (fcfs); by priority, and in one priority by arrival (priority),"
+        " by what each tenant was served (fair) or by deadline (slo)",
         choices=get_args(Policy),
     )
     aging: float = _setting(
@@ -134,6 +135,21 @@ class EngineConfig:
         "what has KV blocks reserved when a request starts: all of its tokens (full) or the first"
         " chunk (chunked)",
         choices=get_args(AdmissionRule),
+    )
+    ttft_target: float | None = _setting(
+        None,
+        "duration",
+        "time to first token that requests should have under policy slo, as 2s (default: none)",
+        low=1e-3,
+        high=1e6,
+    )
+    tpot_target: float | None = _setting(
+        None,
+        "duration",
+        "time per output token that requests should have under policy slo, as 100ms"
+        " (default: none)",
+        low=1e-3,
+        high=1e6,
     )
     enable_prefix_caching: bool = _setting(
         True, "switch", "share the KV of equal prompt beginnings between requests"

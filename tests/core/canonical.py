@@ -15,6 +15,7 @@ from typing import Any
 from octavo.core.block_manager import BlockManager
 from octavo.core.block_pool import BlockPool
 from octavo.core.block_table import ABSENT, BlockTable
+from octavo.core.fairness import ServiceCounters
 from octavo.core.holds import Hold, Holds
 from octavo.core.plan import Span, StepPlan
 from octavo.core.prefix_cache import Context, Prefix, PrefixCache
@@ -113,6 +114,12 @@ def _path(node: Prefix) -> Value:
     return (*_path(node.parent), *node.tokens)
 
 
+def _ahead(counters: dict[str, int]) -> Value:
+    """By how much each is ahead of the last: the counters themselves only grow."""
+    least = min(counters.values(), default=0)
+    return tuple((tenant, counter - least) for tenant, counter in sorted(counters.items()))
+
+
 READERS: dict[tuple[type, str], Reader | None] = {
     (BlockManager, "_now"): None,
     (BlockManager, "_plan_id"): None,
@@ -160,9 +167,13 @@ READERS: dict[tuple[type, str], Reader | None] = {
     (Sequence, "_reached"): None,
     (Sequence, "_cached_tokens"): None,
     (Sequence, "_recomputed_tokens"): None,
-    (Sequence, "_arrival_s"): None,
+    (Sequence, "arrived_s"): None,
+    (Sequence, "headed_s"): None,
+    (Sequence, "submitted_s"): None,
     (Sequence, "_admitted_s"): None,
-    (Sequence, "_first_token_s"): None,
+    (Sequence, "first_token_s"): None,
+    (ServiceCounters, "_counters"): lambda names, counters: _ahead(counters),
+    (ServiceCounters, "_most"): None,
 }
 
 VALUES: dict[type, Reader] = {

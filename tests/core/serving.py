@@ -39,6 +39,10 @@ class Setup:
     waiting_tokens: int | None = None
     policy: Policy = "priority"
     aging_s: float | None = None
+    ttft_target_s: float | None = None
+    tpot_target_s: float | None = None
+    token_s: float = 0.0
+    """How much longer a step takes for each token that it computes."""
     admission: AdmissionRule = "full"
     pinned_blocks: int = 0
     depth: int = 1
@@ -80,6 +84,8 @@ class Setup:
             waiting_tokens=self.waiting_tokens,
             policy=self.policy,
             aging_s=self.aging_s,
+            ttft_target_s=self.ttft_target_s,
+            tpot_target_s=self.tpot_target_s,
             admission=self.admission,
             pinned_blocks=self.pinned_blocks,
             preemption=self.preemption,
@@ -113,6 +119,9 @@ def random_setup(random: Random) -> Setup:
         policy=random.choice(get_args(Policy)),
         aging_s=random.choice([None, None, 1.0, 20.0]),
         pinned_blocks=random.choice([0, random.randint(1, 9)]),
+        ttft_target_s=random.choice([None, 0.5, 5.0, 20.0]),
+        tpot_target_s=random.choice([None, 0.5, 1.5, 4.0]),
+        token_s=random.choice([0.0, 0.125]),
         depth=random.randint(1, 3),
         cached=random.random() < 0.8,
         hash_function=random.choice([sha256, sha256, constant_hash]),
@@ -270,6 +279,7 @@ class Serving:
     def land(self) -> None:
         """Carry out and commit the oldest plan in flight."""
         plan = self.in_flight.popleft()
+        self.now += self.setup.token_s * sum(span.stop - span.start for span in plan.spans)
         self._take(self.scheduler.commit(plan, self.oracle.execute(plan), self.now))
         check(self.scheduler)
         if not self.in_flight:

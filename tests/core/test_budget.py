@@ -24,10 +24,12 @@ def test_a_grant_is_what_is_asked_or_what_is_left() -> None:
         {"watermark_blocks": -1},
         {"waiting_tokens": 0},
         {"aging_s": -1},
+        {"ttft_target_s": 0},
+        {"tpot_target_s": -0.1},
     ],
 )
 def test_limits_under_which_nothing_could_run_are_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match=r"is -?\d: it must be at least") as caught:
+    with pytest.raises(ConfigError, match=r"is -?[\d.]+: it must be at least") as caught:
         Limits(**{"sequences": 4, "tokens": 16, **wrong})
     assert caught.value.param == next(iter(wrong))
 
@@ -38,5 +40,7 @@ def test_an_unknown_rule_of_admission_is_refused() -> None:
 
 
 def test_an_unknown_policy_is_refused() -> None:
-    with pytest.raises(ConfigError, match="policy is 'mine': it must be one of fcfs, priority"):
+    with pytest.raises(
+        ConfigError, match="policy is 'mine': it must be one of fcfs, priority, fair, slo"
+    ):
         Limits(sequences=4, tokens=16, policy="mine")  # type: ignore[arg-type]

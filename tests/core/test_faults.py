@@ -610,9 +610,9 @@ def test_the_cache_says_for_whom_a_prefix_was_evicted_and_when(random: Random) -
     serving.finish()
     assert fates_of(serving, first) == [None] * 3
     serving.submit(request("b", prompt(random, 9), 1))
-    serving.step()
-    plan, now = serving.plans[-1], serving.now
-    evicted = Fate("evicted", "b", now, plan.id)
+    plan = serving.launch()
+    assert plan is not None
+    evicted = Fate("evicted", "b", serving.now, plan.id)
     assert fates_of(serving, first) == [None, evicted, evicted]
     serving.finish()
 

@@ -4,6 +4,7 @@ import pytest
 
 from octavo.core import policy
 from octavo.core.budget import Limits
+from octavo.core.fairness import ServiceCounters
 from octavo.core.policy import Circumstances
 from octavo.core.prefix_cache import Context
 from octavo.core.queue import Waiting
@@ -12,7 +13,12 @@ from octavo.core.sequence import Sequence
 
 
 def circumstances(now: float = 0.0, highest: int = 0, **limits: object) -> Circumstances:
-    return Circumstances(now=now, limits=Limits(sequences=4, tokens=64, **limits), highest=highest)
+    return Circumstances(
+        now=now,
+        limits=Limits(sequences=4, tokens=64, **limits),
+        highest=highest,
+        service=ServiceCounters(),
+    )
 
 
 AT = circumstances()
@@ -64,9 +70,9 @@ def test_decodes_are_served_first_and_take_turns() -> None:
     decodes[1].last_served = 3
     decodes[2].last_served = 3
     demands = [(one, one.demand) for one in (prompt, *decodes)]
-    order = [one for one, _ in policy.service_order(demands, budget=3)]
+    order = [one for one, _ in policy.service_order(demands, budget=3, at=AT)]
     assert order == [decodes[1], decodes[2], decodes[0], prompt]
-    assert policy.service_order(demands, budget=100) == demands
+    assert policy.service_order(demands, budget=100, at=AT) == demands
 
 
 def test_by_arrival_nobody_yields_whatever_the_priority() -> None:

@@ -39,7 +39,7 @@ def test_each_lane_is_in_order_whatever_comes_and_goes(seed: int) -> None:
         if random.random() < 0.4:
             gone = kept.pop(random.randrange(len(kept)))
             assert gone in queue
-            queue.remove(gone)
+            queue.remove(gone, 0.0)
             assert gone not in queue
         assert len(queue) == len(kept)
         assert set(queue) == set(kept)
@@ -61,7 +61,7 @@ def test_an_equal_sequence_is_not_the_one_that_waits() -> None:
     queue.add(sequence(1))
     assert sequence(1) not in queue
     with pytest.raises(AssertionError, match="1 does not wait"):
-        queue.remove(sequence(1))
+        queue.remove(sequence(1), 0.0)
 
 
 @pytest.mark.parametrize(

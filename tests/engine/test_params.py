@@ -25,6 +25,9 @@ ALLOWED: dict[str, tuple[Any, ...]] = {
     "skip_special_tokens": (True, False),
     "priority": (-(2**31), 0, 2**31 - 1),
     "n": (1, 2, 128),
+    "tenant": ("", "team a", "x" * 256),
+    "ttft_target_s": (None, 0.001, 2, 1e6),
+    "tpot_target_s": (None, 0.001, 0.1, 1e6),
 }
 REFUSED: dict[str, tuple[Any, ...]] = {
     "temperature": (-0.1, 100.5, NAN, INFINITY, "1", None, True),
@@ -34,6 +37,9 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "seed": (2**64, -(2**63) - 1, 0.5, "1", True),
     "max_tokens": (0, -1, 1.5, "1", True),
     "n": (0, -1, 129, 1.5, "2", None, True),
+    "tenant": ("x" * 257, 5, None, ("a",)),
+    "ttft_target_s": (0, -1, 1e7, NAN, INFINITY, "2s", True),
+    "tpot_target_s": (0, -1, 1e7, NAN, INFINITY, "100ms", True),
     "min_tokens": (-1, 0.5, None),
     "stop": ("", ("",), (5,), 5, {"a": 1}, ("x",) * 17, "x" * 1025),
     "stop_token_ids": (5, "5", {5}, (5,) * 1025),

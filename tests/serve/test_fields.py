@@ -32,6 +32,9 @@ HONOURED: dict[str, tuple[Any, str, Any]] = {
     "ignore_eos": (True, "stop_token_ids", frozenset()),
     "priority": (-4, "priority", -4),
     "n": (3, "branches", 3),
+    "tenant": ("team a", "tenant", "team a"),
+    "ttft_target_s": (1.5, "ttft_target_s", 1.5),
+    "tpot_target_s": (0.25, "tpot_target_s", 0.25),
 }
 IN_THE_TEXT = {
     "stop": ("from", {}, "Hello "),
@@ -51,6 +54,9 @@ OUT_OF_RANGE: dict[str, tuple[Any, ...]] = {
     "stop_token_ids": ([-1], [10**6], [2**31]),
     "priority": (2**31,),
     "n": (0, -1, 129),
+    "tenant": ("x" * 257,),
+    "ttft_target_s": (0, -1, 1e7),
+    "tpot_target_s": (0, -1, 1e7),
 }
 WRONG_TYPE: dict[str, tuple[Any, ...]] = {
     "temperature": ("hot", [1], True),
@@ -59,6 +65,9 @@ WRONG_TYPE: dict[str, tuple[Any, ...]] = {
     "min_p": ("0",),
     "seed": (0.5, "1"),
     "n": ("2", 1.5, True),
+    "tenant": (5, ["a"], True),
+    "ttft_target_s": ("2s", [2], True),
+    "tpot_target_s": ("100ms", {}, True),
     "max_tokens": ("5", 1.5, {}),
     "max_completion_tokens": ("5", []),
     "min_tokens": ("0",),

@@ -3,14 +3,16 @@
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
+from octavo.core.events import TokenLimit
 from octavo.errors import ConfigError
 
 AdmissionRule = Literal["full", "chunked"]
 """For what blocks are reserved when a sequence is admitted: for all positions that it has then, or
 for its first chunk only, the rest as it goes on."""
 
-Policy = Literal["fcfs", "priority"]
-"""Who goes first: by arrival, or by priority and then arrival."""
+Policy = Literal["fcfs", "priority", "fair", "slo"]
+"""Who goes first: by arrival; by priority, and in one priority by arrival, by what each tenant was
+served, or by deadline."""
 
 Preemption = Literal["auto", "swap", "recompute"]
 """How a victim yields: its KV is swapped to the host arena, or computed again; `auto` takes what is
@@ -24,7 +26,7 @@ class Limits:
     `waiting` answers may queue, with `waiting_tokens` prompt tokens among them (None: no limit).
     `watermark_blocks` stay available when a sequence is admitted beside others, so that those can
     grow for a while before anyone must be preempted. Who waits climbs one priority class for each
-    `aging_s` (None or 0: never).
+    `aging_s` (None or 0: never). The targets are those of requests that bring none (None: none).
     At most `pinned_blocks` are kept in the pool for prompts to come because requests asked for it.
 
     Every limit may change while the core runs: whoever keeps one asks for it each time. What is
@@ -43,6 +45,8 @@ class Limits:
     aging_s: float | None = None
     pinned_blocks: int = 0
     preemption: Preemption = "auto"
+    ttft_target_s: float | None = None
+    tpot_target_s: float | None = None
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -65,6 +69,8 @@ _LEAST = {
     "watermark_blocks": 0,
     "aging_s": 0,
     "pinned_blocks": 0,
+    "ttft_target_s": 1e-3,
+    "tpot_target_s": 1e-3,
 }
 _KNOWN = {
     "admission": get_args(AdmissionRule),
@@ -93,10 +99,11 @@ class Ceilings:
 
 
 class Budget:
-    """The tokens of one step, handed out until they are gone."""
+    """The tokens of one step, handed out until they are gone; `limit` says what ends them."""
 
-    def __init__(self, tokens: int) -> None:
+    def __init__(self, tokens: int, limit: TokenLimit = "tokens") -> None:
         self.left = tokens
+        self.limit = limit
 
     def grant(self, demand: int) -> int:
         """As much of `demand` as is left."""

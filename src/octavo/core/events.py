@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+TokenLimit = Literal["tokens", "slo"]
+"""What ends the tokens of a step: the limit on them, or how long it may last."""
 FinishReason = Literal["stop", "length", "abort", "error"]
 CancelReason = Literal["abort", "stop"]
 """Of those a caller may give."""
@@ -93,6 +95,7 @@ class Admitted:
 @dataclass(frozen=True, slots=True)
 class Deferred:
     """A request waits this step: `limit` names what is short, `missing` how much of it.
+    `slo` is short of tokens too: more would make steps outlast the TPOT target of those that run.
 
     Of the requests not yet admitted only the first says so; the others wait behind it. Blocks
     `in_transfer` are there when a plan in flight is committed. One whose prompt begins as that of a
@@ -101,18 +104,20 @@ class Deferred:
     """
 
     request_id: str
-    limit: Literal["blocks", "rows", "tokens", "in_flight", "in_transfer", "prefix"]
+    limit: Literal["blocks", "rows", "tokens", "in_flight", "in_transfer", "prefix", "slo"]
     missing: int
     behind: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunked:
-    """A span shorter than the demand, because the token budget ended."""
+    """A span shorter than the demand, because the token budget ended, or (`slo`) because a longer
+    step would outlast the TPOT target of those that run."""
 
     request_id: str
     granted: int
     demand: int
+    limit: TokenLimit = "tokens"
 
 
 @dataclass(frozen=True, slots=True)

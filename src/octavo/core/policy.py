@@ -10,39 +10,71 @@ In a class whoever is preempted is admitted again before those that never ran. S
 later in a class ever takes blocks from one admitted before, whatever the policy.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from operator import attrgetter
 from typing import Literal
 
-from octavo.core.budget import AdmissionRule, Limits, Policy, Preemption
+from octavo.core.budget import AdmissionRule, Budget, Limits, Policy, Preemption
+from octavo.core.fairness import ServiceCounters
 from octavo.core.pace import Pace
 from octavo.core.queue import Waiting
+from octavo.core.request import Request
 from octavo.core.sequence import Sequence
+from octavo.core.targets import Outlook, excess_tokens, is_late, outlook, turn_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Circumstances:
-    """What an order may depend on besides the sequences: `now`, the limits in force, and the
-    `highest` class of those that are live, their lowest priority value."""
+    """What an order may depend on besides the sequences.
+
+    The `highest` and `lowest` classes are those of the lowest and highest priority values that are
+    live; `ahead` is there when latency targets count.
+    """
 
     now: float
     limits: Limits
     highest: int = 0
+    lowest: int = 0
+    service: ServiceCounters
+    ahead: Outlook | None = None
+
+
+def circumstances(
+    now: float,
+    limits: Limits,
+    running: Items[Sequence],
+    *,
+    priorities: Collection[int],
+    service: ServiceCounters,
+    pace: Pace,
+) -> Circumstances:
+    """Those of a plan made now."""
+    return Circumstances(
+        now=now,
+        limits=limits,
+        highest=min(priorities, default=0),
+        lowest=max(priorities, default=0),
+        service=service,
+        ahead=outlook(running, limits, pace, now) if limits.policy == "slo" else None,
+    )
 
 
 Key = tuple[float, ...]
+"""Whose is lower goes first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Order:
     """One policy: `candidates` to be first of those that wait, and by what they compare within a
-    class; `classes` tells whether priorities count."""
+    class; `classes` tells whether priorities count, `since` when one begins to climb."""
 
-    classes: bool
-    candidates: Callable[[Waiting], Iterable[Sequence]]
+    classes: bool = True
+    since: Callable[[Sequence], float] = attrgetter("arrived_s")
+    candidates: Callable[[Waiting], Iterable[Sequence]] = Waiting.heads
     key: Callable[[Sequence, Circumstances], Key]
 
 
@@ -50,19 +82,32 @@ def _arrival(sequence: Sequence, at: Circumstances) -> Key:
     return sequence.order
 
 
+def _service(sequence: Sequence, at: Circumstances) -> Key:
+    return at.service.of(sequence.request.tenant), *sequence.order
+
+
+def _due(sequence: Sequence, at: Circumstances) -> Key:
+    return turn_s(sequence, at.limits), *sequence.order
+
+
 _ORDERS: Mapping[Policy, _Order] = {
-    "fcfs": _Order(classes=False, candidates=Waiting.heads, key=_arrival),
-    "priority": _Order(classes=True, candidates=Waiting.heads, key=_arrival),
+    "fcfs": _Order(classes=False, key=_arrival),
+    "priority": _Order(key=_arrival),
+    "fair": _Order(since=attrgetter("headed_s"), key=_service),
+    "slo": _Order(candidates=iter, key=_due),
 }
 
 
 def first(waiting: Waiting, at: Circumstances) -> Sequence | None:
-    """Who is to be admitted next; None when nobody waits."""
+    """Who is to be admitted next; None when nobody waits.
+
+    Cost     O(lanes); O(waiting) by deadline.
+    """
     order = _ORDERS[at.limits.policy]
 
     def place(sequence: Sequence) -> tuple[int, float, Key]:
         ticket = inf if sequence.ticket is None else sequence.ticket
-        return class_of(sequence, at), ticket, order.key(sequence, at)
+        return turn_of(sequence, at), ticket, order.key(sequence, at)
 
     return min(order.candidates(waiting), key=place, default=None)
 
@@ -72,31 +117,91 @@ def class_of(sequence: Sequence, at: Circumstances) -> int:
 
     Nobody climbs above the highest class that is live: there, who came first goes first.
     """
+    return _class(sequence, at, 0)
+
+
+def turn_of(sequence: Sequence, at: Circumstances) -> int:
+    """The class in which it waits for its turn: who can no longer meet its target falls behind
+    all that can, and has to climb from there."""
+    return _class(sequence, at, _fallen(sequence, at))
+
+
+def rank_class(sequence: Sequence, at: Circumstances) -> int:
+    """The class in which it ranks while it runs, if it is admitted now.
+
+    Who missed its target yields to those in time; but only once, or it could be for ever.
+    """
+    return turn_of(sequence, at) if sequence.ticket is None else class_of(sequence, at)
+
+
+def _fallen(sequence: Sequence, at: Circumstances) -> int:
+    """How many classes a missed target costs."""
+    if at.ahead is None or not is_late(sequence, at.limits, at.ahead, at.now):
+        return 0
+    return at.lowest - at.highest + 1
+
+
+def _is_behind(sequence: Sequence, at: Circumstances) -> bool:
+    """Whether it missed its target and has not climbed back yet."""
+    return _fallen(sequence, at) > climbed(sequence, at)
+
+
+def _class(sequence: Sequence, at: Circumstances, fallen: int) -> int:
     if not _ORDERS[at.limits.policy].classes:
         return 0
-    return max(sequence.request.priority - climbed(sequence, at), at.highest)
+    return max(sequence.request.priority + fallen - climbed(sequence, at), at.highest)
 
 
 def climbed(sequence: Sequence, at: Circumstances) -> int:
-    """How many classes its waiting is worth."""
+    """How many classes its waiting is worth.
+
+    Between tenants, waiting behind one's own requests is worth nothing: else a tenant that floods
+    would have the oldest ones, and the first turn.
+    """
     aging_s = at.limits.aging_s
-    return int(max(0.0, at.now - sequence.arrived_s) / aging_s) if aging_s else 0
+    since_s = _ORDERS[at.limits.policy].since(sequence)
+    return int(max(0.0, at.now - since_s) / aging_s) if aging_s else 0
 
 
-def service_order(demands: Items[tuple[Sequence, int]], budget: int) -> Items[tuple[Sequence, int]]:
+def budget(at: Circumstances) -> Budget:
+    """What the step may spend: where targets count, no more than those that run can bear."""
+    if at.ahead is None or at.ahead.tokens >= at.limits.tokens:
+        return Budget(at.limits.tokens)
+    return Budget(at.ahead.tokens, "slo")
+
+
+def overload(sequence: Sequence, started: Items[Request], at: Circumstances) -> int:
+    """By how many tokens a step would be too long for those that run, were `sequence` admitted
+    after those that this plan has `started`. Who is late itself takes only what they leave."""
+    if at.ahead is None or is_late(sequence, at.limits, at.ahead, at.now):
+        return 0
+    return excess_tokens(at.ahead, started, at.limits)
+
+
+Offered = tuple[Sequence, int]
+"""A running sequence and its demand."""
+
+
+def service_order(demands: Items[Offered], budget: int, at: Circumstances) -> Items[Offered]:
     """The order in which running sequences, each with its demand, are offered the token budget.
 
     Any order if that is enough for all. Else decodes first, those that waited longest before the
-    others, so that each gets its turn when the budget is smaller than their number; then by rank.
+    others, so that each gets its turn when the budget is smaller than their number; then the rest
+    as they would be admitted. Who missed its target comes after all others.
     """
     if sum([demand for _, demand in demands]) <= budget:
         return demands
-    return sorted(demands, key=_turn)
+    return sorted(demands, key=partial(_service_turn, at))
 
 
-def _turn(offered: tuple[Sequence, int]) -> tuple[bool, int, tuple[int, int]]:
+def _service_turn(at: Circumstances, offered: Offered) -> tuple[bool, bool, Key]:
     sequence, demand = offered
-    return (True, 0, sequence.rank) if demand > 1 else (False, sequence.last_served, sequence.rank)
+    behind, order = _is_behind(sequence, at), _ORDERS[at.limits.policy]
+    if demand == 1:
+        return behind, False, (sequence.last_served, *sequence.rank)
+    if order.key is _arrival:
+        return behind, True, sequence.rank
+    return behind, True, (turn_of(sequence, at), *order.key(sequence, at))
 
 
 def by_rank(sequences: Iterable[Sequence]) -> list[Sequence]:
@@ -123,7 +228,8 @@ def yielding_to(
     """
     if not _ORDERS[at.limits.policy].classes:
         return []
-    lower = [other for other in running if other.rank[0] > sequence.request.priority]
+    own = sequence.request.priority + _fallen(sequence, at)
+    lower = [other for other in running if other.rank[0] > own]
     return sorted(lower, key=lambda other: other.rank, reverse=True)
 
 
@@ -160,7 +266,7 @@ def swap_or_recompute(
 def goes_before(running: Sequence, waiting: Sequence, at: Circumstances) -> bool:
     """Whether one that runs ranks before one that waits, were that admitted now."""
     ticket = inf if waiting.ticket is None else waiting.ticket
-    return running.rank < (class_of(waiting, at), ticket)
+    return running.rank < (rank_class(waiting, at), ticket)
 
 
 def worth_following(alike: int, lacking: int, left: int, pace: Pace) -> bool:

@@ -64,18 +64,18 @@ class Waiting:
         self._count += 1
         self.tokens += prompt_tokens(sequence)
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: Sequence, now: float) -> None:
         assert sequence in self, f"{sequence.id} does not wait"
         if sequence in self._aside:
             del self._aside[sequence]
         else:
-            self._leave(sequence)
+            self._leave(sequence, now)
         self._count -= 1
         self.tokens -= prompt_tokens(sequence)
 
-    def set_aside(self, sequence: Sequence) -> None:
+    def set_aside(self, sequence: Sequence, now: float) -> None:
         """Its turn does not come until it is called back."""
-        self._leave(sequence)
+        self._leave(sequence, now)
         self._aside[sequence] = None
 
     def call_back(self, sequence: Sequence) -> None:
@@ -87,11 +87,14 @@ class Waiting:
     def _enter(self, sequence: Sequence) -> None:
         insort(self._lanes.setdefault(_lane_of(sequence), []), sequence, key=_place)
 
-    def _leave(self, sequence: Sequence) -> None:
+    def _leave(self, sequence: Sequence, now: float) -> None:
         lane = self._lanes[_lane_of(sequence)]
-        del lane[bisect_left(lane, _place(sequence), key=_place)]
+        index = bisect_left(lane, _place(sequence), key=_place)
+        del lane[index]
         if not lane:
             del self._lanes[_lane_of(sequence)]
+        elif not index:
+            lane[0].headed_s = now
 
 
 def prompt_tokens(sequence: Sequence) -> int:

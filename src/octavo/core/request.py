@@ -48,7 +48,9 @@ class Request:
     `sampling.branch` is b higher. The prompt is computed once.
     `emitted` are answer tokens that an earlier engine has sent already (a restart resumes
     with them); they count as answer. A lower `priority` value goes first. `tenant` is on whose
-    behalf it comes: some policies are fair between tenants.
+    behalf it comes: some policies are fair between tenants. Its first token should come within
+    `ttft_target_s` of its arrival, each further one within `tpot_target_s` on average; None is what
+    the limits say.
     `pin` asks that the beginning of the prompt stays in the pool. `keep` asks that each answer that
     ends as it should leaves its blocks as a hold, under the name that decisions give it; a request
     that is to go on `after` this name shares as many positions as it begins alike.
@@ -69,6 +71,8 @@ class Request:
     pin: Pin | None = None
     keep: bool = False
     after: str | None = None
+    ttft_target_s: float | None = None
+    tpot_target_s: float | None = None
 
     def split(self) -> "tuple[Request, ...]":
         """One request a branch, in order."""

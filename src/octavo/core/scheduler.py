@@ -14,7 +14,7 @@ from collections.abc import Callable, Container, Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from octavo.core import policy
 from octavo.core.block_manager import Admission, BlockManager, Parent, Reservation
@@ -32,7 +32,9 @@ from octavo.core.events import (
     FinishReason,
     Preempted,
     Refused,
+    TokenLimit,
 )
+from octavo.core.fairness import ServiceCounters
 from octavo.core.following import Followers
 from octavo.core.holds import Holds
 from octavo.core.pace import Pace
@@ -147,6 +149,7 @@ class Scheduler:
         self._rows = list(range(self.ceilings.sequences - 1, -1, -1))
         self._in_flight: deque[_InFlight] = deque()
         self._committed_at = -inf
+        self._service = ServiceCounters()
         self._live: Counter[int] = Counter()
         """How many sequences have not ended, by priority."""
         self._arrivals = 0
@@ -237,8 +240,15 @@ class Scheduler:
     def plan(self, now: float) -> StepPlan | None:
         """Decide the next step; None when there is nothing to compute."""
         self.manager.begin(now, self._plans)
-        at = Circumstances(now=now, limits=self.limits, highest=min(self._live, default=0))
-        draft = _Draft(self._plans, at, Budget(self.limits.tokens))
+        at = policy.circumstances(
+            now,
+            self.limits,
+            self._running,
+            priorities=self._live,
+            service=self._service,
+            pace=self.pace,
+        )
+        draft = _Draft(self._plans, at, policy.budget(at))
         self._untold += self.holds.expire(now)
         self._grant(draft, self._running)
         self._secure(draft)
@@ -327,6 +337,10 @@ class Scheduler:
         if policy.crowds(siblings.started - 1, len(self._running)):
             sequence.arrive(self._arrivals, now)
             self._arrivals += 1
+        self._queue(sequence)
+
+    def _queue(self, sequence: Sequence) -> None:
+        self._service.join(sequence.request.tenant, self._waiting.tenants())
         self._waiting.add(sequence)
 
     # --- plan
@@ -334,18 +348,12 @@ class Scheduler:
     def _grant(self, draft: _Draft, running: Items[Sequence]) -> None:
         """Hand the token budget to the running sequences."""
         demands = [(sequence, sequence.demand) for sequence in running]
-        for sequence, demand in policy.service_order(demands, draft.budget.left):
+        for sequence, demand in policy.service_order(demands, draft.budget.left, draft.at):
             granted = draft.budget.grant(demand)
             if granted:
                 draft.grants[sequence] = granted
             if granted < demand:
-                draft.decisions.append(self._short_of_tokens(sequence, granted, demand))
-
-    @staticmethod
-    def _short_of_tokens(sequence: Sequence, granted: int, demand: int) -> Decision:
-        if granted:
-            return Chunked(sequence.id, granted, demand)
-        return Deferred(sequence.id, "tokens", demand)
+                draft.decisions.append(_short_of_tokens(sequence, granted, demand, draft.budget))
 
     def _secure(self, draft: _Draft) -> None:
         """Find blocks for every grant, by rank; who ranks last yields, or waits in place.
@@ -410,7 +418,7 @@ class Scheduler:
         self._rows.append(victim.row)
         victim.preempt(kept=bool(yielded.moves))
         self._call_back(self.followers.deserted(victim))
-        self._waiting.add(victim)
+        self._queue(victim)
         draft.moves_out += yielded.moves
         self.counters.preemptions += 1
         if yielded.moves:
@@ -455,7 +463,7 @@ class Scheduler:
             lead.alike, lead.lacking, draft.budget.left, self.pace
         ):
             return False
-        self._waiting.set_aside(sequence)
+        self._waiting.set_aside(sequence, draft.at.now)
         self.followers.follow(lead.leader, lead.upto, sequence)
         draft.decisions.append(Deferred(sequence.id, "prefix", lead.alike, lead.leader.id))
         return True
@@ -470,7 +478,9 @@ class Scheduler:
         if moving := self.manager.in_transfer(sequence):
             return Deferred(sequence.id, "in_transfer", moving)
         if draft.budget.left == 0:
-            return Deferred(sequence.id, "tokens", sequence.demand)
+            return Deferred(sequence.id, draft.budget.limit, sequence.demand)
+        if excess := policy.overload(sequence, [bind.request for bind in draft.binds], draft.at):
+            return Deferred(sequence.id, "slo", excess)
         chunk = draft.budget.left
         if self.manager.pool.yielding:
             self._ask_holds(sequence, chunk, draft)
@@ -556,9 +566,13 @@ class Scheduler:
 
     def _start(self, sequence: Sequence, admission: Admission, chunk: int, draft: _Draft) -> None:
         resumed = sequence.preemptions > 0
-        self._waiting.remove(sequence)
+        self._waiting.remove(sequence, draft.at.now)
         self._running.append(sequence)
         row = self._rows.pop()
+        self._service.leave(sequence.request.tenant)
+        if not resumed:
+            tokens = sequence.length - admission.cached_tokens
+            self._service.prompt(sequence.request.tenant, tokens)
         sequence.take_rank(self._rank(sequence, draft.at))
         cached, restored = admission.cached_tokens, admission.restored_tokens
         sequence.admit(row=row, cached=cached, restored=restored, now=draft.at.now)
@@ -592,15 +606,14 @@ class Scheduler:
         demand = sequence.demand
         draft.grants[sequence] = granted = draft.budget.grant(min(demand, chunk))
         if granted < demand:
-            draft.decisions.append(Chunked(sequence.id, granted, demand))
+            draft.decisions.append(Chunked(sequence.id, granted, demand, draft.budget.limit))
         self._queue_next(self._by_id[sequence.request.id], draft.at.now)
 
     def _rank(self, sequence: Sequence, at: Circumstances) -> Rank:
-        ticket = sequence.ticket
-        if ticket is None:
-            ticket = self._tickets
+        if sequence.ticket is None:
             self._tickets += 1
-        return policy.class_of(sequence, at), ticket
+            return policy.rank_class(sequence, at), self._tickets
+        return policy.rank_class(sequence, at), sequence.ticket
 
     def _close(self, draft: _Draft, now: float) -> StepPlan | None:
         moves = (*draft.moves_out, *draft.moves_in)
@@ -656,6 +669,7 @@ class Scheduler:
             return ()
         assert outcome is not None, f"{sequence.id}: the step sampled nothing"
         self.counters.tokens_sampled += 1
+        self._service.answer(sequence.request.tenant)
         token = sequence.append(outcome.token, outcome.logprob, now)
         ending = sequence.ending()
         return (token,) if ending is None else (token, self._end(sequence, *ending, now))
@@ -675,7 +689,7 @@ class Scheduler:
             if reason in ("stop", "length"):
                 self.holds.keep(sequence)
         elif sequence in self._waiting:
-            self._waiting.remove(sequence)
+            self._waiting.remove(sequence, now)
         self.manager.release(sequence)
         self._call_back(self.followers.deserted(sequence))
         siblings = self._by_id[sequence.request.id]
@@ -706,5 +720,13 @@ class Scheduler:
 def _no_tokens(decision: Decision, ids: Container[str]) -> bool:
     """Whether it says that one of these got no tokens."""
     return (
-        isinstance(decision, Deferred) and decision.limit == "tokens" and decision.request_id in ids
+        isinstance(decision, Deferred)
+        and decision.limit in get_args(TokenLimit)
+        and decision.request_id in ids
     )
+
+
+def _short_of_tokens(sequence: Sequence, granted: int, demand: int, budget: Budget) -> Decision:
+    if granted:
+        return Chunked(sequence.id, granted, demand, budget.limit)
+    return Deferred(sequence.id, budget.limit, demand)

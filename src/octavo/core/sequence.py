@@ -91,14 +91,16 @@ class Sequence:
         self._recomputed_tokens = 0
         self.preemptions = 0
         self.swaps = 0
-        self._arrival_s = now
+        self.submitted_s = now
         self._admitted_s: float | None = None
-        self._first_token_s: float | None = None
+        self.first_token_s: float | None = None
 
     def arrive(self, order: int, now: float) -> None:
         """Take a place in the queue: `order` counts arrivals, `now` is since when it waits."""
         self.order = (order, self.number)
         self.arrived_s = now
+        self.headed_s = now
+        """Since when nobody of its priority and tenant has gone before it."""
 
     @property
     def length(self) -> int:
@@ -169,8 +171,8 @@ class Sequence:
         request, tokens = self.request, self.tokens
         self.promised -= 1
         tokens.append(token)
-        if self._first_token_s is None:
-            self._first_token_s = now
+        if self.first_token_s is None:
+            self.first_token_s = now
         number = len(tokens) - len(request.prompt) - 1
         return Token(request.id, number, token, logprob, request.sampling.branch)
 
@@ -196,9 +198,9 @@ class Sequence:
             cached_tokens=self._cached_tokens,
             recomputed_tokens=self._recomputed_tokens,
             preemptions=self.preemptions,
-            arrival_s=self._arrival_s,
+            arrival_s=self.submitted_s,
             admitted_s=self._admitted_s,
-            first_token_s=self._first_token_s,
+            first_token_s=self.first_token_s,
             finished_s=now,
             peak_blocks=sum(table.peak for table in self.tables),
             swaps=self.swaps,

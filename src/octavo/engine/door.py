@@ -131,6 +131,9 @@ class Door:
             stop_token_ids=ends,
             priority=params.priority,
             branches=params.n,
+            tenant=params.tenant,
+            ttft_target_s=params.ttft_target_s,
+            tpot_target_s=params.tpot_target_s,
         )
         rules = StopRules(
             strings=tuple(params.stop),

@@ -11,6 +11,9 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_ANSWERS = 128
+MAX_TENANT_CHARACTERS = 256
+TARGET_S = (1e-3, 1e6)
+"""The least and the most that a latency target may be, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +25,10 @@ class SamplingParams:
     the rest of the context. Before `min_tokens` tokens no end token and no stop string ends the
     answer. `ignore_eos` goes on past the model's own end. A lower `priority` goes first. `stop` may
     also be one text, and lists are taken for tuples. `n` answers are given to one prompt, each with
-    draws of its own (greedy ones are equal); the prompt is computed once.
+    draws of its own (greedy ones are equal); the prompt is computed once. `tenant` is on whose
+    behalf it is asked; the policy fair is fair between tenants. The policy slo aims at the first
+    token within `ttft_target_s` and the others within `tpot_target_s` each on average; None takes
+    the targets of the engine.
 
     Raises   InvalidRequest naming the field that is out of range.
     """
@@ -41,6 +47,9 @@ class SamplingParams:
     skip_special_tokens: bool = True
     priority: int = 0
     n: int = 1
+    tenant: str = ""
+    ttft_target_s: float | None = None
+    tpot_target_s: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _listed("stop", self.stop))
@@ -68,6 +77,13 @@ class SamplingParams:
                 raise InvalidRequest(
                     f"{name} must be true or false, not {getattr(self, name)!r}", param=name
                 )
+        for name in ("ttft_target_s", "tpot_target_s"):
+            if getattr(self, name) is not None:
+                _in_range(name, getattr(self, name), *TARGET_S)
+        if not isinstance(self.tenant, str) or len(self.tenant) > MAX_TENANT_CHARACTERS:
+            raise InvalidRequest(
+                f"tenant must be text of at most {MAX_TENANT_CHARACTERS} characters", param="tenant"
+            )
         self._check_stops()
 
     def _check_stops(self) -> None:

@@ -43,6 +43,7 @@ _SHORT_OF = {
     "blocks": "KV blocks short by {:,}",
     "rows": "all rows were taken",
     "tokens": "the step's token budget was spent",
+    "slo": "a longer step would break the TPOT target of those under way ({:,} tokens short)",
     "in_flight": "steps in flight were to give it tokens ({:,})",
 }
 
@@ -154,9 +155,8 @@ def _words(what: What, life: Life, for_s: float) -> str:
             return f"stood still for {_seconds(for_s)}: {_short_of(limit, missing)}"
         case Admitted():
             return _admitted(what)
-        case Filled(tokens, chunks):
-            parts = f" in {chunks} chunks" if chunks > 1 else ""
-            return f"{_count(tokens, 'token')} to compute{parts}"
+        case Filled():
+            return _filled(what)
         case Drew(first):
             return "first token" if first else "next token: it goes on where it was"
         case Reused(blocks):
@@ -182,6 +182,13 @@ def _limit(value: object) -> str:
 
 def _short_of(limit: str, missing: int) -> str:
     return _SHORT_OF.get(limit, f"{limit} short by {{:,}}").format(missing)
+
+
+def _filled(what: Filled) -> str:
+    parts = f" in {what.chunks} chunks" if what.chunks > 1 else ""
+    if what.shortened:
+        parts += f", {what.shortened} of them shortened to keep the TPOT target of others"
+    return f"{_count(what.tokens, 'token')} to compute{parts}"
 
 
 def _admitted(what: Admitted) -> str:

@@ -56,10 +56,12 @@ class Waited:
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """So many positions were computed in so many spans before the next token could be drawn."""
+    """So many positions were computed in so many spans before the next token could be drawn;
+    `shortened` of them so that a step would not outlast the TPOT target of others."""
 
     tokens: int
     chunks: int
+    shortened: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +165,8 @@ class Life:
 
 def _merged(before: What, now: What) -> What | None:
     match before, now:
-        case Filled(tokens, chunks), Filled():
-            return Filled(tokens + now.tokens, chunks + now.chunks)
+        case Filled(tokens, chunks, shortened), Filled():
+            return Filled(tokens + now.tokens, chunks + now.chunks, shortened + now.shortened)
         case Reused(blocks), Reused():
             return Reused(blocks + now.blocks)
         case Deferred(_, limit, missing), Deferred() if limit == now.limit:
@@ -253,6 +255,9 @@ class Lives:
             else:
                 self._decided(decision, now)
         self._note_queue(first, now)
+        short = {
+            d.request_id for d in plan.decisions if isinstance(d, Chunked) and d.limit == "slo"
+        }
         for write in plan.writes:
             life = self._rows[write.row]
             fresh = write.index == 0 and write.group == 0
@@ -262,7 +267,8 @@ class Lives:
             if span.samples:
                 life.answer_tokens += 1
             if life.filling:
-                life.tell_again(Filled(span.stop - span.start, 1), now)
+                shortened = int(life.id in short)
+                life.tell_again(Filled(span.stop - span.start, 1, shortened), now)
                 if span.samples:
                     life.filling = False
                     self._drawing.setdefault(plan.id, []).append(life)

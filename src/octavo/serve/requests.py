@@ -82,6 +82,9 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     skip_special_tokens: bool | UnsetType = UNSET
     priority: int | UnsetType = UNSET
     n: int | UnsetType = UNSET
+    tenant: str | UnsetType = UNSET
+    ttft_target_s: float | UnsetType = UNSET
+    tpot_target_s: float | UnsetType = UNSET
 
 
 async def read_body(request: Request, limit_bytes: int) -> bytes:

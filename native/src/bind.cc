@@ -19,7 +19,9 @@ namespace {
 [[noreturn]] void raise_type(const std::string& message) { throw nb::type_error(message.c_str()); }
 
 const char* dtype_of(char format) {
-  return format == FLOAT32 ? "float32" : format == INT32 ? "int32" : "bfloat16 as uint16";
+  if (format == FLOAT32) return "float32";
+  if (format == INT32) return "int32";
+  return format == BYTES ? "uint8" : "16-bit floats as uint16";
 }
 
 }  // namespace

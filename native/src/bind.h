@@ -66,11 +66,13 @@ class Array {
   const char* name_;
 };
 
-// Formats of array elements, as the buffer protocol names them. numpy has no bfloat16: such arrays
-// come as views of uint16.
+// Formats of array elements, as the buffer protocol names them. numpy has no bfloat16: such arrays,
+// and float16 as they, come as views of uint16.
 constexpr char FLOAT32 = 'f';
 constexpr char INT32 = 'i';
 constexpr char BFLOAT16 = 'H';
+constexpr char FLOAT16 = 'H';
+constexpr char BYTES = 'B';
 
 void bind_linear(nanobind::class_<Backend>& backend);
 void bind_rows(nanobind::class_<Backend>& backend, nanobind::module_& module);

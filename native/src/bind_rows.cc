@@ -1,6 +1,8 @@
 // Bindings of packed weights and of the kernels that treat rows one by one.
 #include <nanobind/stl/unique_ptr.h>
 
+#include <optional>
+
 #include "bind.h"
 
 namespace nb = nanobind;
@@ -9,18 +11,38 @@ namespace octavo {
 
 namespace {
 
+// Adds up the rows of matrices that are stacked. A gated pair has as many of each.
+class Stack {
+ public:
+  explicit Stack(bool gated) : gated_(gated) {}
+
+  void add(const Array& part, Index columns) {
+    if (rows_ != 0 && gated_) part.expect(0, rows_);
+    rows_ += part.size(0);
+    columns_ = columns;
+  }
+
+  std::unique_ptr<Packed> packed(Encoding encoding) const {
+    if (rows_ == 0 || columns_ == 0) throw nb::value_error("weight must have at least one element");
+    return std::make_unique<Packed>(rows_, columns_, gated_, encoding);
+  }
+
+ private:
+  bool gated_;
+  Index rows_ = 0;
+  Index columns_ = 0;
+};
+
 std::unique_ptr<Packed> pack(Backend& backend, const nb::list& matrices, bool gated) {
-  Index rows = 0;
+  Stack stack(gated);
   Index columns = 0;
   for (const nb::handle matrix : matrices) {
     const Array part(matrix, "weight", BFLOAT16, 2, Access::read);
-    if (rows != 0) part.expect(1, columns);
-    if (rows != 0 && gated) part.expect(0, rows);
-    rows += part.size(0);
+    if (columns != 0) part.expect(1, columns);
     columns = part.size(1);
+    stack.add(part, columns);
   }
-  if (rows == 0 || columns == 0) throw nb::value_error("weight must have at least one element");
-  auto packed = std::make_unique<Packed>(rows, columns, gated);
+  auto packed = stack.packed(Encoding::bf16);
   Index first = 0;
   for (const nb::handle matrix : matrices) {
     const Array part(matrix, "weight", BFLOAT16, 2, Access::read);
@@ -32,7 +54,57 @@ std::unique_ptr<Packed> pack(Backend& backend, const nb::list& matrices, bool ga
   return packed;
 }
 
+// The arrays of one quantised matrix: values uint8 [N, bytes], scales and offsets float16 as uint16
+// [N, groups]. Offsets are None unless the encoding has them.
+struct QuantisedArrays {
+  QuantisedArrays(nb::handle part, Index columns, Encoding encoding)
+      : values(part[nb::int_(0)], "values", BYTES, 2, Access::read),
+        scales(part[nb::int_(1)], "scales", FLOAT16, 2, Access::read) {
+    const Index groups = (columns + DEPTH - 1) / DEPTH;
+    values.expect(1, groups * (encoding == Encoding::int8 ? DEPTH : DEPTH / 2));
+    scales.expect(0, values.size(0));
+    scales.expect(1, groups);
+    const nb::object last = part[nb::int_(2)];
+    if (last.is_none() != (encoding != Encoding::int4_offset)) {
+      throw nb::value_error("offsets must be given for that encoding alone");
+    }
+    if (last.is_none()) return;
+    offsets.emplace(last, "offsets", FLOAT16, 2, Access::read);
+    offsets->expect(0, values.size(0));
+    offsets->expect(1, groups);
+  }
+
+  QuantisedRows rows() const {
+    return {values.as<const unsigned char>(), scales.as<const Half>(),
+            offsets.has_value() ? offsets->as<const Half>() : nullptr};
+  }
+
+  Array values;
+  Array scales;
+  std::optional<Array> offsets;
+};
+
+std::unique_ptr<Packed> pack_quantised(Backend& backend, const nb::list& matrices, Index columns,
+                                       int encoding, bool gated) {
+  const Encoding kind = static_cast<Encoding>(encoding);
+  Stack stack(gated);
+  for (const nb::handle matrix : matrices) {
+    stack.add(QuantisedArrays(matrix, columns, kind).values, columns);
+  }
+  auto packed = stack.packed(kind);
+  Index first = 0;
+  for (const nb::handle matrix : matrices) {
+    const QuantisedArrays part(matrix, columns, kind);
+    backend.run([&](const Kernels&, Pool& pool) {
+      packed->write(part.rows(), first, part.values.size(0), pool);
+    });
+    first += part.values.size(0);
+  }
+  return packed;
+}
+
 void unpack(Backend& backend, const Packed& packed, nb::handle out) {
+  if (packed.view().encoding != Encoding::bf16) throw nb::value_error("weight must be bfloat16");
   const Array to(out, "out", BFLOAT16, 2, Access::write);
   to.expect(0, packed.view().rows);
   to.expect(1, packed.view().columns);
@@ -101,6 +173,7 @@ void bind_rows(nb::class_<Backend>& backend, nb::module_& module) {
       .def_prop_ro("gated", [](const Packed& packed) { return packed.view().gated; })
       .def_prop_ro("nbytes", &Packed::bytes);
   backend.def("pack", &pack)
+      .def("pack_quantised", &pack_quantised)
       .def("unpack", &unpack)
       .def("embed", &embed)
       .def("rms_norm", &rms_norm)

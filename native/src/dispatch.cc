@@ -12,6 +12,7 @@
 #define OCTAVO_SETS(X)                  \
   X(amx, machine.amx)                   \
   X(avx512_bf16, machine.avx512_bf16)   \
+  X(avx512_vnni, machine.avx512_vnni)   \
   X(avx512, machine.avx512)             \
   X(avx2, machine.avx2)                 \
   X(portable, true)                     \
@@ -33,6 +34,7 @@ namespace {
 struct Machine {
   bool avx2 = false;
   bool avx512 = false;
+  bool avx512_vnni = false;
   bool avx512_bf16 = false;
   bool amx = false;
 };
@@ -60,16 +62,18 @@ Machine examine() {
   constexpr std::uint32_t FMA = 1u << 12, OSXSAVE = 1u << 27, AVX = 1u << 28, F16C = 1u << 29;
   if (!has(c, FMA | OSXSAVE | AVX | F16C)) return machine;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return machine;
-  const std::uint32_t features = b, matrix = d;
+  const std::uint32_t features = b, products = c, matrix = d;
   std::uint32_t bf16 = 0;
   if (__get_cpuid_count(7, 1, &a, &b, &c, &d)) bf16 = a;
   constexpr std::uint64_t YMM = 0x6, ZMM = 0xe6, TILES = 0x60000;
   constexpr std::uint32_t AVX2 = 1u << 5, AVX512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;
-  constexpr std::uint32_t AVX512_BF16 = 1u << 5, AMX_BF16 = 1u << 22, AMX_TILE = 1u << 24;
+  constexpr std::uint32_t VNNI = 1u << 11, AVX512_BF16 = 1u << 5, AMX_BF16 = 1u << 22,
+                          AMX_TILE = 1u << 24;
   const std::uint64_t saved = saved_state();
   machine.avx2 = has(saved, YMM) && has(features, AVX2);
   machine.avx512 = machine.avx2 && has(saved, ZMM) && has(features, AVX512);
-  machine.avx512_bf16 = machine.avx512 && has(bf16, AVX512_BF16);
+  machine.avx512_vnni = machine.avx512 && has(products, VNNI);
+  machine.avx512_bf16 = machine.avx512_vnni && has(bf16, AVX512_BF16);
   machine.amx = machine.avx512_bf16 && has(saved, TILES) && has(matrix, AMX_BF16 | AMX_TILE) &&
                 permit_tiles();
   return machine;

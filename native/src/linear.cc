@@ -1,12 +1,13 @@
 // out = act(norm(x) · weightᵀ + bias) (+ out), in any number of rows.
 //
-//   prepare   each row of x, normed if asked, goes to a scratch array in the set's element type,
-//             zero padded and cut into runs of inputs: `x[run][row][inputs of the run]`
+//   prepare   each row of x, normed if asked, goes to a scratch array in the element type of set
+//   and
+//             encoding, zero padded and cut into runs of inputs: `x[run][row][inputs of the run]`
 //   pieces    (block of rows) × (chunk of panels), rows fast to stay in the second-level cache;
 //             within a piece: run of inputs → group of panels → tile of rows, sums in scratch
 //   finish    bias, activation and addition as a piece's sums are written out
 #include "activation.h"
-#include "linear_tile.h"
+#include "linear_format.h"
 #include "octavo/kernels.h"
 #include "rows.h"
 #include "vector.h"
@@ -16,8 +17,8 @@ namespace octavo::OCTAVO_SET {
 namespace {
 
 // Measured on Zen 3 (32 KiB and 512 KiB of cache a core).
-constexpr Index RUN_INPUTS = 640;            // of one panel: 20 KiB
 constexpr Index BLOCK_BYTES = 192 * 1024;    // of x in one block and run
+constexpr Index GROUP_BYTES = 20 * 1024;     // of weights that a run keeps for all its rows
 constexpr Index CHUNK_BYTES = 64 * 1024;     // of weights in a piece, at least
 constexpr Index CHUNK_PANELS = 16;           // in a piece, at most
 constexpr Index PIECES_PER_THREAD = 6;       // wanted, so that a slow thread holds nobody up
@@ -27,42 +28,16 @@ constexpr Index least(Index a, Index b) { return a < b ? a : b; }
 constexpr Index most(Index a, Index b) { return a > b ? a : b; }
 constexpr Index quotient_up(Index a, Index b) { return (a + b - 1) / b; }
 
-using MultiplyTile = void (*)(const TileArgs<Element>&);
-
-struct Tiles {
-  MultiplyTile group;   // panels_for(steps) panels
-  MultiplyTile single;  // one panel
-  Index panels;
-};
-
-template <int STEPS>
-constexpr Tiles tiles_of() {
-  return {multiply_tile<STEPS, panels_for(STEPS)>, multiply_tile<STEPS, 1>, panels_for(STEPS)};
-}
-
-template <int... STEPS>
-struct TileTable {
-  Tiles of[sizeof...(STEPS) + 1] = {{}, tiles_of<STEPS>()...};
-};
-
-#if OCTAVO_TILES
-constexpr TileTable<1, 2> TILES;
-#elif OCTAVO_LANES == 16
-constexpr TileTable<1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12> TILES;
-#elif OCTAVO_LANES == 8
-constexpr TileTable<1, 2, 3, 4, 5, 6> TILES;
-#else
-constexpr TileTable<1, 2, 3> TILES;
-#endif
-
-// The way a product is cut up. Rows are counted in steps of ROW_STEP.
+// The way a product is cut up. Rows are counted in steps of the format's row_step.
 struct Plan {
   const LinearArgs* args;
+  const Format* format;
   Pool* pool;
-  Element* x;      // prepared: [runs, steps · ROW_STEP, x_stride]
-  Index x_stride;  // an odd number of cache lines: rows spread over all cache sets
-  Index inputs;    // K, padded
-  Index run;       // inputs of one run
+  unsigned char* x;  // prepared: [runs, steps · row_step, x_stride]
+  Index x_stride;    // bytes, an odd number of cache lines: rows spread over all cache sets
+  Index groups_at;   // bytes from the start of a prepared row to its groups
+  Index inputs;      // K, padded
+  Index run;         // inputs of one run
   Index runs;
   Index steps;  // of rows
   Index tiles;  // of rows; their sizes differ by one step at most
@@ -79,48 +54,48 @@ Index tile_start(const Plan& plan, Index tile) {
   return tile * (plan.steps / plan.tiles) + least(tile, extra);
 }
 
-Index odd_lines(Index elements) {
-  constexpr Index LINE = 64 / static_cast<Index>(sizeof(Element));
-  return (quotient_up(elements, LINE) | 1) * LINE;
-}
+Index odd_lines(Index bytes) { return (quotient_up(bytes, 64) | 1) * 64; }
 
 Plan make_plan(const LinearArgs& args, Pool& pool) {
   Plan plan{};
+  const PackedView& weight = args.weight;
+  const Format& format =
+      weight.encoding == Encoding::bf16 ? bf16_format() : quantised_format(weight.encoding);
   plan.args = &args;
+  plan.format = &format;
   plan.pool = &pool;
-  plan.inputs = OCTAVO_PADDED(args.weight.columns, DEPTH);
-  plan.steps = quotient_up(args.rows, ROW_STEP);
-  plan.tiles = quotient_up(plan.steps, MAX_STEPS);
-  const Index runs = plan.tiles == 1 ? 1 : quotient_up(plan.inputs, RUN_INPUTS);
+  plan.inputs = OCTAVO_PADDED(weight.columns, DEPTH);
+  plan.steps = quotient_up(args.rows, format.row_step);
+  plan.tiles = quotient_up(plan.steps, format.max_steps);
+  const Index runs = plan.tiles == 1 ? 1 : quotient_up(plan.inputs, format.run_inputs);
   plan.run = OCTAVO_PADDED(quotient_up(plan.inputs, runs), DEPTH);
   plan.runs = quotient_up(plan.inputs, plan.run);
-  plan.x_stride = odd_lines(plan.run);
-  const Index tile_rows = quotient_up(plan.steps, plan.tiles) * ROW_STEP;
-  const Index tile_bytes = tile_rows * plan.run * static_cast<Index>(sizeof(Element));
-  plan.blocks = quotient_up(plan.tiles, most(1, BLOCK_BYTES / tile_bytes));
+  plan.groups_at = plan.run / DEPTH * format.x_bytes;
+  const Index row_bytes = plan.groups_at + plan.run / DEPTH * format.row_group_bytes;
+  plan.x_stride = odd_lines(row_bytes);
+  const Index tile_rows = quotient_up(plan.steps, plan.tiles) * format.row_step;
+  plan.blocks = quotient_up(plan.tiles, most(1, BLOCK_BYTES / (tile_rows * row_bytes)));
   plan.block = quotient_up(plan.tiles, plan.blocks);
   plan.blocks = quotient_up(plan.tiles, plan.block);
   plan.widest_block = plan.block * tile_rows;
 
-  const Index unit = args.weight.gated ? 2 : 1;
-  const Index units = quotient_up(args.weight.rows, unit * PANEL);
+  const Index unit = weight.gated ? 2 : 1;
+  const Index units = quotient_up(weight.rows, unit * PANEL);
   plan.panels = units * unit;
-  const Index group = TILES.of[least(plan.steps, MAX_STEPS)].panels;
+  const Index group = format.tiles[least(plan.steps, format.max_steps)].panels;
   const Index pieces = quotient_up(pool.threads() * PIECES_PER_THREAD, plan.blocks);
-  const Index panel_bytes = plan.inputs * PANEL * 2;
   const Index wanted =
-      most(plan.panels / pieces, quotient_up(CHUNK_BYTES, panel_bytes * plan.blocks));
+      most(plan.panels / pieces, quotient_up(CHUNK_BYTES, weight.panel_bytes * plan.blocks));
   plan.chunk = OCTAVO_PADDED(least(most(wanted, 1), CHUNK_PANELS), group * unit);
   plan.chunks = quotient_up(plan.panels, plan.chunk);
   return plan;
 }
 
-Element* prepared(const Plan& plan, Index run, Index row) {
-  return plan.x + (run * plan.steps * ROW_STEP + row) * plan.x_stride;
-}
+Index prepared_rows(const Plan& plan) { return plan.steps * plan.format->row_step; }
 
-OCTAVO_INLINE float to_element(float value, float) { return value; }
-OCTAVO_INLINE Bf16 to_element(float value, Bf16) { return round_bf16(value); }
+unsigned char* prepared(const Plan& plan, Index run, Index row) {
+  return plan.x + (run * prepared_rows(plan) + row) * plan.x_stride;
+}
 
 // `row_scratch` holds K floats. Rows beyond the last are zeros.
 void prepare_row(const Plan& plan, Index row, float* row_scratch) {
@@ -134,10 +109,10 @@ void prepare_row(const Plan& plan, Index row, float* row_scratch) {
   const Index filled = row < args.rows ? width : 0;
   for (Index run = 0; run < plan.runs; ++run) {
     const Index start = run * plan.run, stop = least(start + plan.run, plan.inputs);
-    Element* const to = prepared(plan, run, row) - start;
-    Index k = start;
-    for (; k < least(stop, filled); ++k) to[k] = to_element(from[k], Element{});
-    for (; k < stop; ++k) to[k] = Element{};
+    unsigned char* const to = prepared(plan, run, row);
+    RowGroup* const groups = reinterpret_cast<RowGroup*>(to + plan.groups_at);
+    const Index count = most(0, least(stop, filled) - start);
+    plan.format->prepare(from + start, count, stop - start, to, groups);
   }
 }
 
@@ -147,15 +122,14 @@ void prepare_piece(void* state, Index piece, int thread) {
   const Plan& plan = *static_cast<const Plan*>(state);
   const std::size_t bytes = static_cast<std::size_t>(plan.inputs) * sizeof(float);
   float* const scratch = static_cast<float*>(plan.pool->local(thread, bytes));
-  const Index stop = least((piece + 1) * PREPARED_ROWS, plan.steps * ROW_STEP);
+  const Index stop = least((piece + 1) * PREPARED_ROWS, prepared_rows(plan));
   for (Index row = piece * PREPARED_ROWS; row < stop; ++row) prepare_row(plan, row, scratch);
 }
 
 void prepare(Plan& plan) {
-  const Index rows = plan.steps * ROW_STEP;
-  const Index elements = plan.runs * rows * plan.x_stride;
-  plan.x = static_cast<Element*>(
-      plan.pool->shared(static_cast<std::size_t>(elements) * sizeof(Element)));
+  const Index rows = prepared_rows(plan);
+  plan.x = static_cast<unsigned char*>(
+      plan.pool->shared(static_cast<std::size_t>(plan.runs * rows * plan.x_stride)));
   const Index pieces = quotient_up(rows, PREPARED_ROWS);
   if (rows * plan.inputs > PREPARED_ALONE) {
     plan.pool->run(pieces, prepare_piece, &plan);
@@ -218,28 +192,37 @@ void finish(const Plan& plan, const float* sums, Index sums_stride, Index row, I
   }
 }
 
-// One run of inputs for all tiles of a block: group by group, each panel read once from memory
-// and then from cache.
+// One run of inputs for all tiles of a block: group by group of panels, each read once from memory
+// and then from the first-level cache, and so are the rows of x within a group.
 void multiply_run(const Plan& plan, Index first_tile, Index last_tile, Index panel, Index panels,
                   Index run, float* sums, Index sums_stride) {
+  const PackedView& weight = plan.args->weight;
+  const Index row_step = plan.format->row_step;
   const Index input = run * plan.run;
   const Index top = tile_start(plan, first_tile);
-  const Index group = TILES.of[tile_start(plan, first_tile + 1) - top].panels;
-  TileArgs<Element> tile{};
+  const Index run_bytes = least(plan.run, plan.inputs - input) / DEPTH * weight.group_bytes;
+  const Index widest = plan.format->tiles[tile_start(plan, first_tile + 1) - top].panels;
+  const Index group = most(1, GROUP_BYTES / run_bytes / widest) * widest;
+  const unsigned char* const values = weight.panels + input / DEPTH * weight.group_bytes;
+  const unsigned char* const factors =
+      weight.panels + weight.factors_at + input / DEPTH * weight.factor_bytes;
+  TileArgs tile{};
   tile.x_stride = plan.x_stride;
-  tile.panel_stride = plan.inputs * PANEL;
+  tile.groups_at = plan.groups_at;
+  tile.panel_stride = weight.panel_bytes;
   tile.inputs = least(plan.run, plan.inputs - input);
   tile.sums_stride = sums_stride;
   tile.first = run == 0;
   for (Index p = 0; p < panels; p += group) {
     for (Index t = first_tile; t < last_tile; ++t) {
       const Index step = tile_start(plan, t);
-      const Tiles& shape = TILES.of[tile_start(plan, t + 1) - step];
-      tile.x = prepared(plan, run, step * ROW_STEP);
+      const Tiles& shape = plan.format->tiles[tile_start(plan, t + 1) - step];
+      tile.x = prepared(plan, run, step * row_step);
       for (Index q = p; q < least(p + group, panels);) {
         const bool whole = q + shape.panels <= least(p + group, panels);
-        tile.panels = plan.args->weight.panels + (panel + q) * tile.panel_stride + input * PANEL;
-        tile.sums = sums + (step - top) * ROW_STEP * sums_stride + q * PANEL;
+        tile.panels = values + (panel + q) * tile.panel_stride;
+        tile.factors = factors + (panel + q) * tile.panel_stride;
+        tile.sums = sums + (step - top) * row_step * sums_stride + q * PANEL;
         (whole ? shape.group : shape.single)(tile);
         q += whole ? shape.panels : 1;
       }
@@ -258,13 +241,14 @@ void multiply_piece(void* state, Index piece, int thread) {
       plan.widest_block * plan.chunk * PANEL * static_cast<Index>(sizeof(float));
   float* const sums =
       static_cast<float*>(plan.pool->local(thread, static_cast<std::size_t>(sums_bytes)));
-  open_tiles();
+  if (plan.format->open != nullptr) plan.format->open();
   for (Index run = 0; run < plan.runs; ++run) {
     multiply_run(plan, first_tile, last_tile, panel, panels, run, sums, sums_stride);
   }
-  close_tiles();
-  const Index row = tile_start(plan, first_tile) * ROW_STEP;
-  const Index stop = least(tile_start(plan, last_tile) * ROW_STEP, plan.args->rows);
+  if (plan.format->close != nullptr) plan.format->close();
+  const Index row_step = plan.format->row_step;
+  const Index row = tile_start(plan, first_tile) * row_step;
+  const Index stop = least(tile_start(plan, last_tile) * row_step, plan.args->rows);
   finish(plan, sums, sums_stride, row, stop - row, panel, panels);
 }
 

@@ -6,24 +6,11 @@
 #pragma once
 
 #include "bf16_units.h"
+#include "linear_format.h"
 #include "octavo/kernels.h"
 #include "vector.h"
 
 namespace octavo::OCTAVO_SET {
-
-// A run of inputs for one tile: rows `x[r · x_stride]`, panels `panels[p · panel_stride]`, sums
-// `sums[r · sums_stride + p · PANEL + n]`. `first`: the sums start from zero.
-template <typename Element>
-struct TileArgs {
-  const Element* x;
-  Index x_stride;
-  const Bf16* panels;
-  Index panel_stride;
-  Index inputs;  // a multiple of DEPTH
-  float* sums;
-  Index sums_stride;
-  bool first;
-};
 
 #if OCTAVO_TILES
 
@@ -36,9 +23,9 @@ constexpr int panels_for(int steps) { return steps == 1 ? 3 : 2; }
 // Tiles 0 … 3 are sums. One group of rows: tile 4 is x, 5 … 7 the panels. Two groups: 4 and 5 are
 // x, 6 and 7 the panels.
 template <int STEPS, int PANELS>
-void multiply_tile(const TileArgs<Bf16>& args) {
+void multiply_tile(const TileArgs& args) {
   constexpr bool TWO_ROWS = STEPS == 2, TWO = PANELS >= 2, THREE = PANELS == 3 && STEPS == 1;
-  const Index sums_bytes = args.sums_stride * 4, x_bytes = args.x_stride * 2;
+  const Index sums_bytes = args.sums_stride * 4, x_bytes = args.x_stride;
   float* const lower = args.sums + ROW_STEP * args.sums_stride;
   if (args.first) {
     OCTAVO_TILE_ZERO(0);
@@ -53,8 +40,8 @@ void multiply_tile(const TileArgs<Bf16>& args) {
     if constexpr (TWO_ROWS && TWO) OCTAVO_TILE_LOAD(3, lower + PANEL, sums_bytes);
   }
   for (Index k = 0; k < args.inputs; k += DEPTH) {
-    const Bf16* const x = args.x + k;
-    const Bf16* const panel = args.panels + k * PANEL;
+    const unsigned char* const x = args.x + k * 2;
+    const unsigned char* const panel = args.panels + k * PANEL * 2;
     OCTAVO_TILE_LOAD(4, x, x_bytes);
     if constexpr (TWO_ROWS) {
       OCTAVO_TILE_LOAD(6, panel, 64);
@@ -90,9 +77,6 @@ void multiply_tile(const TileArgs<Bf16>& args) {
 
 constexpr Index ROW_STEP = 1;
 constexpr int VECTORS = PANEL / LANES;  // in a panel
-
-OCTAVO_INLINE void open_tiles() {}
-OCTAVO_INLINE void close_tiles() {}
 
 #if OCTAVO_LANES == 16
 constexpr int MAX_STEPS = 12;
@@ -180,7 +164,7 @@ OCTAVO_INLINE void multiply_pair(const Element* x, Index x_stride, const Bf16* p
 }
 
 template <int ROWS, int PANELS>
-void multiply_tile(const TileArgs<Element>& args) {
+void multiply_tile(const TileArgs& args) {
   constexpr int WIDTH = PANELS * VECTORS;
   Floats sums[ROWS][WIDTH] = {};
   if (!args.first) {
@@ -192,9 +176,10 @@ void multiply_tile(const TileArgs<Element>& args) {
       }
     }
   }
-  const Element* x = args.x;
-  const Bf16* panel = args.panels;
-  const Index x_stride = args.x_stride, panel_stride = args.panel_stride;
+  const Element* x = reinterpret_cast<const Element*>(args.x);
+  const Bf16* panel = reinterpret_cast<const Bf16*>(args.panels);
+  const Index x_stride = args.x_stride / static_cast<Index>(sizeof(Element));
+  const Index panel_stride = args.panel_stride / static_cast<Index>(sizeof(Bf16));
   for (Index k = 0; k < args.inputs; k += 2, x += 2, panel += 2 * PANEL) {
     multiply_pair<ROWS, WIDTH>(x, x_stride, panel, panel_stride, sums);
   }

@@ -33,15 +33,14 @@ void* map_zeroed(std::size_t bytes) {
 }
 
 struct Transfer {
-  const Packed* packed;
-  Bf16* panels;
+  const PackedView* view;
+  unsigned char* panels;
   Bf16* matrix;
   const Bf16* source;
+  QuantisedRows quantised;
   Index first;
   Index rows;
 };
-
-Index panel_elements(const PackedView& view) { return OCTAVO_PADDED(view.columns, DEPTH) * PANEL; }
 
 Index panel_of(const PackedView& view, Index row) {
   if (!view.gated) return row / PANEL;
@@ -54,16 +53,17 @@ Index lane_of(const PackedView& view, Index row) {
   return (view.gated && row >= half ? row - half : row) % PANEL;
 }
 
-// Where element (row, 0) lies; (row, k) is at + k / 2 * 2 * PANEL + k % 2.
+// Where element (row, 0) of a bfloat16 matrix lies; (row, k) is at + k / 2 * 2 * PANEL + k % 2.
 Index row_offset(const PackedView& view, Index row) {
-  return panel_of(view, row) * panel_elements(view) + lane_of(view, row) * 2;
+  const Index elements = view.panel_bytes / static_cast<Index>(sizeof(Bf16));
+  return panel_of(view, row) * elements + lane_of(view, row) * 2;
 }
 
 constexpr Index PIECE_ROWS = PANEL;
 
 void write_rows(void* state, Index piece, int) {
   const Transfer& job = *static_cast<Transfer*>(state);
-  const PackedView view = job.packed->view();
+  const PackedView& view = *job.view;
   const Index stop = std::min(job.rows, (piece + 1) * PIECE_ROWS);
   const Index pairs = view.columns / 2;
   Bf16* target[PIECE_ROWS];
@@ -71,7 +71,7 @@ void write_rows(void* state, Index piece, int) {
   const Index start = piece * PIECE_ROWS;
   const Index count = stop - start;
   for (Index r = 0; r < count; ++r) {
-    target[r] = job.panels + row_offset(view, job.first + start + r);
+    target[r] = reinterpret_cast<Bf16*>(job.panels) + row_offset(view, job.first + start + r);
     source[r] = job.source + (start + r) * view.columns;
   }
   for (Index pair = 0; pair < pairs; ++pair) {
@@ -84,12 +84,38 @@ void write_rows(void* state, Index piece, int) {
   }
 }
 
+void write_quantised_row(const Transfer& job, Index row) {
+  const PackedView& view = *job.view;
+  const Index groups = OCTAVO_PADDED(view.columns, DEPTH) / DEPTH;
+  const Index quads = view.group_bytes / (4 * PANEL);
+  const Index lane = lane_of(view, job.first + row);
+  unsigned char* const panel = job.panels + panel_of(view, job.first + row) * view.panel_bytes;
+  const unsigned char* source = job.quantised.values + row * groups * quads * 4;
+  for (Index quad = 0; quad < groups * quads; ++quad) {
+    std::memcpy(panel + (quad * PANEL + lane) * 4, source + quad * 4, 4);
+  }
+  for (Index group = 0; group < groups; ++group) {
+    unsigned char* const factors = panel + view.factors_at + group * view.factor_bytes;
+    const Index at = row * groups + group;
+    std::memcpy(factors + lane * 2, job.quantised.scales + at, 2);
+    if (job.quantised.offsets != nullptr) {
+      std::memcpy(factors + (PANEL + lane) * 2, job.quantised.offsets + at, 2);
+    }
+  }
+}
+
+void write_quantised_rows(void* state, Index piece, int) {
+  const Transfer& job = *static_cast<Transfer*>(state);
+  const Index stop = std::min(job.rows, (piece + 1) * PIECE_ROWS);
+  for (Index row = piece * PIECE_ROWS; row < stop; ++row) write_quantised_row(job, row);
+}
+
 void read_rows(void* state, Index piece, int) {
   const Transfer& job = *static_cast<Transfer*>(state);
-  const PackedView view = job.packed->view();
+  const PackedView& view = *job.view;
   const Index stop = std::min(job.rows, (piece + 1) * PIECE_ROWS);
   for (Index row = piece * PIECE_ROWS; row < stop; ++row) {
-    const Bf16* source = view.panels + row_offset(view, row);
+    const Bf16* source = reinterpret_cast<const Bf16*>(view.panels) + row_offset(view, row);
     Bf16* target = job.matrix + row * view.columns;
     for (Index k = 0; k < view.columns; ++k) target[k] = source[k / 2 * 2 * PANEL + k % 2];
   }
@@ -97,26 +123,46 @@ void read_rows(void* state, Index piece, int) {
 
 Index pieces_of(Index rows) { return (rows + PIECE_ROWS - 1) / PIECE_ROWS; }
 
+PackedView layout(Index rows, Index columns, bool gated, Encoding encoding) {
+  PackedView view{};
+  view.encoding = encoding;
+  view.rows = rows;
+  view.columns = columns;
+  view.gated = gated;
+  const bool bf16 = encoding == Encoding::bf16;
+  view.group_bytes = PANEL * DEPTH * (bf16 ? 4 : encoding == Encoding::int8 ? 2 : 1) / 2;
+  view.factor_bytes = bf16 ? 0 : PANEL * (encoding == Encoding::int4_offset ? 4 : 2);
+  const Index groups = OCTAVO_PADDED(columns, DEPTH) / DEPTH;
+  view.factors_at = groups * view.group_bytes;
+  view.panel_bytes = OCTAVO_PADDED(groups * (view.group_bytes + view.factor_bytes), 64);
+  return view;
+}
+
 }  // namespace
 
-Packed::Packed(Index rows, Index columns, bool gated)
-    : rows_(rows), columns_(columns), gated_(gated) {
+Packed::Packed(Index rows, Index columns, bool gated, Encoding encoding)
+    : view_(layout(rows, columns, gated, encoding)) {
   const Index padded = gated ? 2 * OCTAVO_PADDED(rows / 2, PANEL) : OCTAVO_PADDED(rows, PANEL);
-  bytes_ = static_cast<std::size_t>(padded * OCTAVO_PADDED(columns, DEPTH)) * sizeof(Bf16);
-  bytes_ = rounded(bytes_, 4096);
-  panels_ = static_cast<Bf16*>(map_zeroed(bytes_));
+  bytes_ = rounded(static_cast<std::size_t>(padded / PANEL * view_.panel_bytes), 4096);
+  panels_ = static_cast<unsigned char*>(map_zeroed(bytes_));
+  view_.panels = panels_;
 }
 
 Packed::~Packed() { munmap(panels_, bytes_); }
 
 void Packed::write(const Bf16* matrix, Index first, Index rows, Pool& pool) {
-  Transfer job{this, panels_, nullptr, matrix, first, rows};
+  Transfer job{&view_, panels_, nullptr, matrix, {}, first, rows};
   pool.run(pieces_of(rows), write_rows, &job);
 }
 
+void Packed::write(const QuantisedRows& matrix, Index first, Index rows, Pool& pool) {
+  Transfer job{&view_, panels_, nullptr, nullptr, matrix, first, rows};
+  pool.run(pieces_of(rows), write_quantised_rows, &job);
+}
+
 void Packed::read(Bf16* matrix, Pool& pool) const {
-  Transfer job{this, nullptr, matrix, nullptr, 0, rows_};
-  pool.run(pieces_of(rows_), read_rows, &job);
+  Transfer job{&view_, nullptr, matrix, nullptr, {}, 0, view_.rows};
+  pool.run(pieces_of(view_.rows), read_rows, &job);
 }
 
 }  // namespace octavo

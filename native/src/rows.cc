@@ -13,18 +13,49 @@ void norm_piece(void* state, Index row, int) {
   normalise(args.x + row * args.width, args.width, args.norm, args.out + row * args.width);
 }
 
-void embed_piece(void* state, Index row, int) {
-  const EmbedArgs& args = *static_cast<const EmbedArgs*>(state);
-  const Index width = args.table.columns;
-  const Index token = args.tokens[row];
-  const Bf16* source =
-      args.table.panels + token / PANEL * PANEL * OCTAVO_PADDED(width, DEPTH) + token % PANEL * 2;
-  float* out = args.out + row * width;
+void embed_bf16(const PackedView& table, Index token, float* out) {
+  const Bf16* const panel =
+      reinterpret_cast<const Bf16*>(table.panels + token / PANEL * table.panel_bytes);
+  const Bf16* const source = panel + token % PANEL * 2;
+  const Index width = table.columns;
   for (Index k = 0; k + 1 < width; k += 2) {
     out[k] = widen(source[k * PANEL]);
     out[k + 1] = widen(source[k * PANEL + 1]);
   }
   if (width % 2 != 0) out[width - 1] = widen(source[(width - 1) * PANEL]);
+}
+
+// The integer of input k of a group, less what stands for zero.
+OCTAVO_INLINE int integer_of(const PackedView& table, const unsigned char* group, Index k) {
+  if (table.encoding == Encoding::int8) {
+    return static_cast<std::int8_t>(group[k / 4 * 4 * PANEL + k % 4]);
+  }
+  const int pair = group[k % 16 / 4 * 4 * PANEL + k % 4];
+  return (k < 16 ? pair & 15 : pair >> 4) - (table.encoding == Encoding::int4 ? 8 : 0);
+}
+
+void embed_quantised(const PackedView& table, Index token, float* out) {
+  const unsigned char* const panel = table.panels + token / PANEL * table.panel_bytes;
+  const Index lane = token % PANEL;
+  for (Index k = 0; k < table.columns; ++k) {
+    const Index group = k / DEPTH;
+    const Half* const factors =
+        reinterpret_cast<const Half*>(panel + table.factors_at + group * table.factor_bytes);
+    const unsigned char* const values = panel + group * table.group_bytes + lane * 4;
+    const float value = static_cast<float>(integer_of(table, values, k % DEPTH));
+    out[k] = widen_half(factors[lane]) * value;
+    if (table.encoding == Encoding::int4_offset) out[k] += widen_half(factors[PANEL + lane]);
+  }
+}
+
+void embed_piece(void* state, Index row, int) {
+  const EmbedArgs& args = *static_cast<const EmbedArgs*>(state);
+  float* const out = args.out + row * args.table.columns;
+  if (args.table.encoding == Encoding::bf16) {
+    embed_bf16(args.table, args.tokens[row], out);
+  } else {
+    embed_quantised(args.table, args.tokens[row], out);
+  }
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 from typing import Any
 
-from octavo.ops.api import BF16, F32, I32
+from octavo.ops.api import BF16, F32, I32, U8, U16
 
 def available_sets() -> list[str]: ...
 
@@ -21,6 +21,13 @@ class Backend:
     @property
     def threads(self) -> int: ...
     def pack(self, matrices: list[BF16], gated: bool) -> Packed: ...
+    def pack_quantised(
+        self,
+        matrices: list[tuple[U8, U16, U16 | None]],
+        columns: int,
+        encoding: int,
+        gated: bool,
+    ) -> Packed: ...
     def unpack(self, packed: Any, out: BF16) -> None: ...
     def embed(self, table: Any, tokens: I32, out: F32) -> None: ...
     def linear(

@@ -9,21 +9,51 @@
 namespace octavo {
 
 using Bf16 = std::uint16_t;  // the upper half of a float32
+using Half = std::uint16_t;  // a float16
 
 constexpr Index PANEL = 16;  // columns of the product in one panel
-constexpr Index DEPTH = 32;  // inputs to whose multiple K is padded: one step of the matrix unit
+constexpr Index DEPTH = 32;  // inputs to whose multiple K is padded; those that share a scale
 
-// A matrix [N, K] as panels of 16 rows of it, `[ceil(N / 16)][K / 2][16][2]`, zero padded:
+// What an element is. d and m are float16, one for each row and group of DEPTH inputs.
+enum class Encoding : int {
+  bf16 = 0,
+  int8 = 1,         // d · q            −128 ≤ q ≤ 127
+  int4 = 2,         // d · (q − 8)      0 ≤ q ≤ 15
+  int4_offset = 3,  // d · q + m        0 ≤ q ≤ 15
+};
+
+// A matrix [N, K] as panels of 16 rows of it, zero padded. Of bfloat16 `[ceil(N / 16)][K /
+// 2][16][2]`:
 //
 //   panel p, pair j:   w[16p][2j] w[16p][2j+1] │ w[16p+1][2j] w[16p+1][2j+1] │ … │ w[16p+15] …
 //
-// 64 bytes, a vector of pairs as bfloat16 dot products want them. A gated pair [F, K], [F, K] has
-// panel 2p of the gate beside panel 2p+1 of the up matrix, so that one piece computes both.
+// 64 bytes, a vector of pairs as bfloat16 dot products want them. Of integers a panel is the
+// integers of all groups, then the factors of all groups:
+//
+//   int8   [K / 32][8][16][4]   row i of a group holds inputs 4i … 4i+3, as byte products want them
+//   int4   [K / 32][4][16][4]   the same in the low halves of bytes; inputs 16+4i … in the high
+//   ones factors [K / 32]([16] d, then [16] m if there are offsets)
+//
+// A gated pair [F, K], [F, K] has panel 2p of the gate beside panel 2p+1 of the up matrix, so that
+// one piece computes both.
 struct PackedView {
-  const Bf16* panels;
+  const unsigned char* panels;
+  Index panel_bytes;   // from a panel to the next
+  Index factors_at;    // bytes from the start of a panel to its factors
+  Index group_bytes;   // of DEPTH inputs of a panel
+  Index factor_bytes;  // of a group of a panel
+  Encoding encoding;
   Index rows;     // N; 2F for a gated pair
   Index columns;  // K
   bool gated;
+};
+
+// Rows of a matrix of integers: `values` one byte for each input, or for inputs j and 16 + j of a
+// group (byte j); K is padded to whole groups. `offsets` is null unless the encoding has them.
+struct QuantisedRows {
+  const unsigned char* values;
+  const Half* scales;
+  const Half* offsets;
 };
 
 // Plain products and sums, not functions: a header that kernels include must leave no shared
@@ -33,24 +63,23 @@ struct PackedView {
 // Owns one zeroed buffer, aligned to a cache line; large ones to 2 MiB, in huge pages if offered.
 class Packed {
  public:
-  Packed(Index rows, Index columns, bool gated);
+  Packed(Index rows, Index columns, bool gated, Encoding encoding);
   ~Packed();
   Packed(const Packed&) = delete;
   Packed& operator=(const Packed&) = delete;
 
-  PackedView view() const { return {panels_, rows_, columns_, gated_}; }
+  const PackedView& view() const { return view_; }
   std::size_t bytes() const { return bytes_; }
 
   // Copies matrix [rows, K] to rows first … first + rows - 1, or back. For a gated pair, rows are
   // those of the gate, then those of the up matrix.
   void write(const Bf16* matrix, Index first, Index rows, Pool& pool);
+  void write(const QuantisedRows& matrix, Index first, Index rows, Pool& pool);
   void read(Bf16* matrix, Pool& pool) const;
 
  private:
-  Bf16* panels_;
-  Index rows_;
-  Index columns_;
-  bool gated_;
+  unsigned char* panels_;
+  PackedView view_;
   std::size_t bytes_;
 };
 

@@ -3,8 +3,9 @@
 Symbols  T tokens in the batch, S sequences in it, D hidden size, V vocabulary, Hq query heads,
          Hk key/value heads, E head size, B block size (a multiple of 16), R rows of logits.
 
-Activations are float32 and C-contiguous; weights, keys and values are bfloat16. A kernel that
-multiplies in bfloat16 rounds its activations on the way in.
+Activations are float32 and C-contiguous; keys and values are bfloat16; weights are bfloat16, or
+small integers with a scale. A kernel that multiplies in bfloat16 rounds its activations on the way
+in.
 
 Rule of all ops (the same bits): an output row depends on its own input row alone. The order in
 which its sums are taken follows from the shapes of the weights and the row's position, never from
@@ -23,7 +24,15 @@ I32 = npt.NDArray[np.int32]
 BF16 = npt.NDArray[Any]
 """ml_dtypes.bfloat16"""
 
+F16 = npt.NDArray[np.float16]
+U8 = npt.NDArray[np.uint8]
+U16 = npt.NDArray[np.uint16]
+
 TILE_TOKENS = 16
+GROUP = 32
+"""Inputs that share a scale, of quantised weights and of what they are multiplied by."""
+PANEL = 16
+"""Rows to whose multiple packed matrices are padded; their columns are padded to whole groups."""
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -112,6 +121,53 @@ class Rope:
     sin: F32
 
 
+@dataclass(frozen=True, slots=True)
+class Quantised:
+    """A matrix [N, K] of integers of 8 or 4 bits, with a scale for each row and group of 32 inputs.
+
+        8 bits   scale · q           q from -128 to 127
+        4 bits   scale · (q - 8)     q from 0 to 15
+                 scale · q + offset  where there are offsets
+
+    Shapes   G = ceil(K / 32) groups. `values` uint8: of 8 bits [N, 32 G], the bytes of int8; of
+             4 bits [N, 16 G], byte j of a group holds input j in its lower half and input 16 + j in
+             its upper one. `scales`, `offsets` float16 [N, G], finite. What lies beyond K is not
+             used.
+    """
+
+    bits: Literal[8, 4]
+    columns: int
+    values: U8
+    scales: F16
+    offsets: F16 | None = None
+
+    @property
+    def rows(self) -> int:
+        return len(self.values)
+
+    def integers(self) -> npt.NDArray[np.int8]:
+        """q as int8 [N, K], less 8 where 8 stands for zero."""
+        if self.bits == 8:
+            return self.values.view(np.int8)[:, : self.columns]
+        groups = self.values.reshape(self.rows, -1, GROUP // 2)
+        both = np.concatenate([groups & 15, groups >> 4], axis=2).reshape(self.rows, -1)
+        zero = np.int8(8 if self.offsets is None else 0)
+        integers: npt.NDArray[np.int8] = both[:, : self.columns].astype(np.int8) - zero
+        return integers
+
+    def dequantised(self, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
+        """The matrix as floats [N, K]; exact in float64."""
+        scales = np.repeat(self.scales.astype(dtype), GROUP, axis=1)[:, : self.columns]
+        matrix: npt.NDArray[Any] = scales * self.integers()
+        if self.offsets is not None:
+            offsets = np.repeat(self.offsets.astype(dtype), GROUP, axis=1)
+            matrix += offsets[:, : self.columns]
+        return matrix
+
+
+Weight = BF16 | Quantised
+
+
 class Packed(Protocol):
     """A weight matrix [N, K] in the order in which a backend streams it. Opaque but for shape."""
 
@@ -130,14 +186,18 @@ class Ops(Protocol):
     def name(self) -> str:
         """`reference`, or `native` with its instruction set: `native-avx2`."""
 
-    def pack(self, weight: BF16 | Sequence[BF16]) -> Packed:
-        """Pack [N, K] for `linear` and `embed`; several are stacked along N. Any N, K ≥ 1."""
+    def pack(self, weight: Weight | Sequence[Weight]) -> Packed:
+        """Pack [N, K] for `linear` and `embed`; several are stacked along N. Any N, K ≥ 1.
 
-    def pack_gated(self, gate: BF16, up: BF16) -> Packed:
+        Those that are stacked are all of one kind: bfloat16, or integers of as many bits and with
+        offsets or without.
+        """
+
+    def pack_gated(self, gate: Weight, up: Weight) -> Packed:
         """Pack two [F, K] matrices so that `linear(..., gated=act)` gives act(gate·x) · (up·x)."""
 
     def unpack(self, weight: Packed) -> BF16:
-        """The matrix [N, K] that was packed; for a gated pair gate over up, [2F, K]."""
+        """The bfloat16 matrix [N, K] that was packed; for a gated pair gate over up, [2F, K]."""
 
     def embed(self, table: Packed, tokens: I32, out: F32) -> None:
         """out[t] = table[tokens[t]]. Shapes: tokens [T], out [T, D]."""
@@ -157,6 +217,9 @@ class Ops(Protocol):
 
         Shapes   x [T, K], out [T, N], or [T, F] for a gated pair; bias [N], or [2F] for a gated
                  pair, gate then up.
+        Rule     quantised weights meet quantised activations: each group of 32 of norm(x) becomes
+                 scale · q, with scale = max |x| / 127 and q rounded to nearest even. The products
+                 within a group are summed exactly, groups in ascending order in float32.
         """
 
     def rms_norm(self, x: F32, norm: Norm, out: F32) -> None:

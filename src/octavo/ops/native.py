@@ -12,7 +12,21 @@ from ml_dtypes import bfloat16
 
 from octavo import _native
 from octavo.errors import ConfigError
-from octavo.ops.api import BF16, F32, I32, Activation, Batch, KVPages, Norm, Packed, Rope
+from octavo.ops.api import (
+    BF16,
+    F32,
+    I32,
+    U8,
+    U16,
+    Activation,
+    Batch,
+    KVPages,
+    Norm,
+    Packed,
+    Quantised,
+    Rope,
+    Weight,
+)
 
 ISA_VARIABLE = "OCTAVO_ISA"
 
@@ -54,12 +68,24 @@ class NativeOps:
     def threads(self) -> int:
         return int(self._backend.threads)
 
-    def pack(self, weight: BF16 | Sequence[BF16]) -> Packed:
-        parts = [weight] if isinstance(weight, np.ndarray) else list(weight)
-        return self._backend.pack([_bits(part) for part in parts], False)
+    def pack(self, weight: Weight | Sequence[Weight]) -> Packed:
+        parts = [weight] if isinstance(weight, np.ndarray | Quantised) else list(weight)
+        return self._pack(parts, gated=False)
 
-    def pack_gated(self, gate: BF16, up: BF16) -> Packed:
-        return self._backend.pack([_bits(gate), _bits(up)], True)
+    def pack_gated(self, gate: Weight, up: Weight) -> Packed:
+        return self._pack([gate, up], gated=True)
+
+    def _pack(self, parts: list[Weight], *, gated: bool) -> Packed:
+        quantised = [part for part in parts if isinstance(part, Quantised)]
+        if not quantised:
+            return self._backend.pack([_bits(part) for part in parts], gated)
+        kinds = {(part.columns, _encoding(part)) for part in quantised}
+        if len(kinds) > 1 or len(quantised) < len(parts):
+            raise ValueError("weights that are stacked must have one encoding and as many columns")
+        columns, encoding = kinds.pop()
+        return self._backend.pack_quantised(
+            [_arrays(part) for part in quantised], columns, encoding, gated
+        )
 
     def unpack(self, weight: Packed) -> BF16:
         matrix = np.empty((weight.rows, weight.columns), bfloat16)
@@ -111,8 +137,19 @@ def _rows(batch: Batch) -> tuple[I32, I32, I32]:
     return batch.positions, batch.query_start, batch.context
 
 
-def _bits(matrix: BF16) -> BF16:
+def _encoding(weight: Quantised) -> int:
+    """As `Encoding` of packed.h counts them."""
+    return 1 if weight.bits == 8 else 2 if weight.offsets is None else 3
+
+
+def _arrays(weight: Quantised) -> tuple[U8, U16, U16 | None]:
+    offsets = None if weight.offsets is None else weight.offsets.view(np.uint16)
+    return weight.values, weight.scales.view(np.uint16), offsets
+
+
+def _bits(matrix: Weight) -> BF16:
     """The same memory as uint16: the buffer protocol knows no bfloat16."""
+    assert isinstance(matrix, np.ndarray)
     if matrix.dtype != bfloat16:
         raise TypeError(f"weights and pools must be bfloat16, not {matrix.dtype}")
     return matrix.view(np.uint16)

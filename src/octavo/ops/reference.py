@@ -17,6 +17,7 @@ import numpy.typing as npt
 from octavo.ops.api import (
     BF16,
     F32,
+    GROUP,
     I32,
     TILE_TOKENS,
     Activation,
@@ -25,7 +26,9 @@ from octavo.ops.api import (
     KVPages,
     Norm,
     Packed,
+    Quantised,
     Rope,
+    Weight,
 )
 
 Floats = npt.NDArray[Any]
@@ -88,9 +91,13 @@ def place(kv: KVPages, sequence: int, position: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A packed weight of the reference: the matrix itself, widened to the computing dtype."""
+    """A packed weight of the reference: the matrix itself, widened to the computing dtype.
+
+    `quantised`: it was stored as integers, and so are the activations that it is multiplied by.
+    """
 
     values: Floats
+    quantised: bool = False
 
     @property
     def rows(self) -> int:
@@ -115,11 +122,18 @@ class ReferenceOps:
     def name(self) -> str:
         return "reference"
 
-    def pack(self, weight: BF16 | Sequence[BF16]) -> Matrix:
-        parts = [weight] if isinstance(weight, np.ndarray) else list(weight)
-        return Matrix(np.concatenate([part.astype(self._dtype) for part in parts]))
+    def pack(self, weight: Weight | Sequence[Weight]) -> Matrix:
+        parts = [weight] if isinstance(weight, np.ndarray | Quantised) else list(weight)
+        (quantised,) = {isinstance(part, Quantised) for part in parts}
+        widened = [
+            part.dequantised(self._dtype)
+            if isinstance(part, Quantised)
+            else part.astype(self._dtype)
+            for part in parts
+        ]
+        return Matrix(np.concatenate(widened), quantised)
 
-    def pack_gated(self, gate: BF16, up: BF16) -> Matrix:
+    def pack_gated(self, gate: Weight, up: Weight) -> Matrix:
         return self.pack([gate, up])
 
     def unpack(self, weight: Packed) -> BF16:
@@ -141,7 +155,10 @@ class ReferenceOps:
     ) -> None:
         matrix = _values(weight)
         for row, target in zip(x.astype(self._dtype), out, strict=True):
-            y = matrix @ (row if norm is None else _normed(row, norm))
+            inputs = row if norm is None else _normed(row, norm)
+            if isinstance(weight, Matrix) and weight.quantised:
+                inputs = quantised_row(inputs)
+            y = matrix @ inputs
             if bias is not None:
                 y = y + bias
             if gated is not None:
@@ -197,6 +214,25 @@ class ReferenceOps:
             best = int(row.argmax())
             out[index] = best
             logprob[index] = -np.log(np.exp(row - row[best]).sum())
+
+
+def quantised_row(row: Floats) -> Floats:
+    """The row as quantised weights see it: each group of 32 as scale · q, by the rule of `linear`.
+
+    Computed in float32, where rounding decides, and given in the row's own dtype. A group that is
+    not finite comes back as NaN, one below 2^-100 as zeros.
+    """
+    padded = np.zeros(-(-row.size // GROUP) * GROUP, np.float32)
+    padded[: row.size] = row
+    groups = padded.reshape(-1, GROUP)
+    most = np.abs(groups).max(axis=1, keepdims=True)
+    usual = np.isfinite(most) & (most >= 2.0**-100)
+    inverse = np.divide(np.float32(127), most, out=np.zeros_like(most), where=usual)
+    with np.errstate(invalid="ignore"):
+        integers = np.where(usual, np.rint(groups * inverse), 0)
+        scales = np.where(usual, most / np.float32(127), most * 0)
+    result: Floats = (integers * scales.astype(row.dtype)).reshape(-1)[: row.size]
+    return result
 
 
 def _values(weight: Packed) -> Floats:

@@ -1,0 +1,357 @@
+// Products of bytes, as each instruction set has them. All are exact, so that no order of summing
+// matters within a group of DEPTH inputs, and sets agree on the sum.
+//
+// A group of a panel is LINES lines of 64 bytes, each taken in PARTS parts: LANES columns by the
+// few inputs that one product takes of each. For `Bytes` and `Nibbles` a set says
+//
+//   part_of        a part of the weights
+//   inputs_of      what it is multiplied by, from a prepared group of X_BYTES
+//   lay_out        how a group is prepared; `zero` is the integer of a weight that means 0. Gives
+//                  the word that the sums of the group start from
+//   total          the sums as floats
+//
+//   VNNI           vpdpbusd: unsigned bytes by signed ones, added to 32 bits. Weights of eight bits
+//                  are taken as w + 128, so sums start from -128 · Σ x
+//   AVX2, 512BW    vpmaddubsw: the same, added in pairs to 16 bits, where 2 · 127 · 128 has room.
+//                  Weights of eight bits are negated where x is: |x| · (w ^ mask) is x · w - |x|
+//                  for a negative x, so sums start from Σ |x| of those. (199 GOP/s on a core of Zen
+//                  3; vpsignb would want the unit that the products want: 165.) Of four bits all of
+//                  a group fits: |Σ (q - 4) x| + |4 Σ x| < 2^15
+//   others         float32, whose integers are exact up to 2^24: 32 · 128 · 127 < 2^19
+#pragma once
+
+#include "octavo/packed.h"
+#include "vector.h"
+
+namespace octavo::OCTAVO_SET {
+
+using Byte = std::int8_t;
+typedef std::int16_t Shorts __attribute__((vector_size(LANES * 4)));
+
+OCTAVO_INLINE Floats to_floats(Ints v) { return __builtin_convertvector(v, Floats); }
+
+OCTAVO_INLINE Words splat_from(const void* from) {
+  std::uint32_t word;
+  __builtin_memcpy(&word, from, sizeof word);
+  return splat_word(word);
+}
+
+// The integers of a group of inputs, as vectors.
+constexpr int GROUP_VECTORS = DEPTH / LANES;
+typedef Ints Group[GROUP_VECTORS];
+
+typedef std::int32_t Quad __attribute__((vector_size(16)));
+
+OCTAVO_INLINE int sum(Ints v) {
+  Quad quads[LANES / 4];
+  __builtin_memcpy(quads, &v, sizeof v);
+  for (int i = 1; i < LANES / 4; ++i) quads[0] += quads[i];
+  const Quad pairs = quads[0] + __builtin_shuffle(quads[0], Quad{2, 3, 0, 1});
+  return pairs[0] + pairs[1];
+}
+
+OCTAVO_INLINE int max(Ints v) {
+  Quad quads[LANES / 4];
+  __builtin_memcpy(quads, &v, sizeof v);
+  Quad most = quads[0];
+  for (int i = 1; i < LANES / 4; ++i) most = most > quads[i] ? most : quads[i];
+  const Quad other = __builtin_shuffle(most, Quad{2, 3, 0, 1});
+  most = most > other ? most : other;
+  return most[0] > most[1] ? most[0] : most[1];
+}
+
+OCTAVO_INLINE int sum_of(const Group& integers) {
+  Ints total = integers[0];
+  for (int i = 1; i < GROUP_VECTORS; ++i) total += integers[i];
+  return sum(total);
+}
+
+// As bytes, in order.
+OCTAVO_INLINE void narrow(const Group& integers, void* to) {
+#if OCTAVO_LANES == 8 && OCTAVO_FMA
+  const __m256i low = _mm256_packs_epi32((__m256i)integers[0], (__m256i)integers[1]);
+  const __m256i high = _mm256_packs_epi32((__m256i)integers[2], (__m256i)integers[3]);
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order);
+  __builtin_memcpy(to, &bytes, sizeof bytes);
+#elif OCTAVO_LANES == 16 && !OCTAVO_EMULATED
+  typedef Byte LaneBytes __attribute__((vector_size(LANES)));
+  for (int i = 0; i < GROUP_VECTORS; ++i) {
+    const LaneBytes bytes = __builtin_convertvector(integers[i], LaneBytes);
+    __builtin_memcpy(static_cast<Byte*>(to) + i * LANES, &bytes, sizeof bytes);
+  }
+#else
+  for (Index k = 0; k < DEPTH; ++k) {
+    static_cast<Byte*>(to)[k] = static_cast<Byte>(integers[k / LANES][k % LANES]);
+  }
+#endif
+}
+
+// The lower halves of a line's bytes, or the upper ones.
+OCTAVO_INLINE Words halves_of(const void* line, int upper) {
+  const Words bytes = load_words(line);
+  return (upper != 0 ? bytes >> 4 : bytes) & 0x0f0f0f0fu;
+}
+
+#if OCTAVO_VNNI
+
+#if OCTAVO_EMULATED
+
+OCTAVO_INLINE Ints dot_quads(Words unsigned_bytes, Words signed_bytes, Ints sums) {
+  for (int i = 0; i < LANES; ++i) {
+    for (int shift = 0; shift < 32; shift += 8) {
+      const int a = static_cast<std::uint8_t>(unsigned_bytes[i] >> shift);
+      sums[i] += a * static_cast<Byte>(signed_bytes[i] >> shift);
+    }
+  }
+  return sums;
+}
+
+#else
+
+OCTAVO_INLINE Ints dot_quads(Words unsigned_bytes, Words signed_bytes, Ints sums) {
+  return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)unsigned_bytes, (__m512i)signed_bytes);
+}
+
+#endif
+
+struct Bytes {
+  using Sums = Ints;
+  using Inputs = Words;
+  static constexpr int LINES = 8, PARTS = 1;
+  static constexpr Index X_BYTES = DEPTH;
+};
+
+OCTAVO_INLINE Words part_of(Bytes, const void* line, int) { return load_words(line) ^ 0x80808080u; }
+
+OCTAVO_INLINE Words inputs_of(Bytes, const unsigned char* x, int line, int) {
+  return splat_from(x + 4 * line);
+}
+
+OCTAVO_INLINE int lay_out(Bytes, const Group& integers, int, unsigned char* to) {
+  narrow(integers, to);
+  return -128 * sum_of(integers);
+}
+
+struct Nibbles {
+  using Sums = Ints;
+  using Inputs = Words;
+  static constexpr int LINES = 4, PARTS = 2;
+  static constexpr Index X_BYTES = DEPTH;
+};
+
+OCTAVO_INLINE int lay_out(Nibbles, const Group& integers, int zero, unsigned char* to) {
+  narrow(integers, to);
+  return -zero * sum_of(integers);
+}
+
+template <typename Products, int WIDTH>
+OCTAVO_INLINE void accumulate(Products, Ints (&sums)[WIDTH], const Words (&weights)[WIDTH],
+                              Words x) {
+#pragma GCC unroll 16
+  for (int n = 0; n < WIDTH; ++n) sums[n] = dot_quads(weights[n], x, sums[n]);
+}
+
+OCTAVO_INLINE Floats total(Ints sums) { return to_floats(sums); }
+
+#elif OCTAVO_LANES >= 8
+
+#if OCTAVO_LANES == 8
+
+OCTAVO_INLINE Shorts dot_bytes(Words unsigned_bytes, Words signed_bytes) {
+  return (Shorts)_mm256_maddubs_epi16((__m256i)unsigned_bytes, (__m256i)signed_bytes);
+}
+OCTAVO_INLINE Ints add_pairs(Shorts v) {
+  return (Ints)_mm256_madd_epi16((__m256i)v, (__m256i)(Shorts{} + 1));
+}
+
+#elif !OCTAVO_EMULATED
+
+OCTAVO_INLINE Shorts dot_bytes(Words unsigned_bytes, Words signed_bytes) {
+  return (Shorts)_mm512_maddubs_epi16((__m512i)unsigned_bytes, (__m512i)signed_bytes);
+}
+OCTAVO_INLINE Ints add_pairs(Shorts v) {
+  return (Ints)_mm512_madd_epi16((__m512i)v, (__m512i)(Shorts{} + 1));
+}
+
+#else
+
+OCTAVO_INLINE Shorts dot_bytes(Words unsigned_bytes, Words signed_bytes) {
+  Shorts sums;
+  for (int i = 0; i < 2 * LANES; ++i) {
+    const std::uint32_t a = unsigned_bytes[i / 2] >> 16 * (i % 2);
+    const std::uint32_t b = signed_bytes[i / 2] >> 16 * (i % 2);
+    const int sum = static_cast<std::uint8_t>(a) * static_cast<Byte>(b) +
+                    static_cast<std::uint8_t>(a >> 8) * static_cast<Byte>(b >> 8);
+    if (sum < -32768 || sum > 32767) __builtin_trap();  // the unit would saturate
+    sums[i] = static_cast<std::int16_t>(sum);
+  }
+  return sums;
+}
+OCTAVO_INLINE Ints add_pairs(Shorts v) {
+  Ints sums;
+  for (int i = 0; i < LANES; ++i) sums[i] = v[2 * i] + v[2 * i + 1];
+  return sums;
+}
+
+#endif
+
+struct SignedQuads {
+  Words magnitudes;
+  Words masks;  // all ones where an input is negative
+};
+
+struct Bytes {
+  using Sums = Ints;
+  using Inputs = SignedQuads;
+  static constexpr int LINES = 8, PARTS = 1;
+  static constexpr Index X_BYTES = 2 * DEPTH;
+};
+
+OCTAVO_INLINE Words part_of(Bytes, const void* line, int) { return load_words(line); }
+
+OCTAVO_INLINE SignedQuads inputs_of(Bytes, const unsigned char* x, int line, int) {
+  return {splat_from(x + 8 * line), splat_from(x + 8 * line + 4)};
+}
+
+// Eight quads of magnitudes, each followed by its masks.
+OCTAVO_INLINE int lay_out(Bytes, const Group& integers, int, unsigned char* to) {
+  typedef Byte GroupBytes __attribute__((vector_size(DEPTH)));
+  typedef std::int32_t GroupQuads __attribute__((vector_size(DEPTH)));
+  GroupBytes bytes;
+  narrow(integers, &bytes);
+  const GroupBytes masks = bytes < 0, magnitudes = (bytes ^ masks) - masks;
+  const GroupQuads pairs[2] = {
+      __builtin_shuffle((GroupQuads)magnitudes, (GroupQuads)masks,
+                        GroupQuads{0, 8, 1, 9, 2, 10, 3, 11}),
+      __builtin_shuffle((GroupQuads)magnitudes, (GroupQuads)masks,
+                        GroupQuads{4, 12, 5, 13, 6, 14, 7, 15}),
+  };
+  __builtin_memcpy(to, pairs, sizeof pairs);
+  Ints negative = {};
+  for (const Ints& v : integers) negative -= v < 0 ? v : Ints{};
+  return sum(negative);
+}
+
+// Two columns' vectors side by side and in one block: gcc 12 by itself moves products away from
+// their sums until tiles outgrow the registers, and one chain after the other is a third slower.
+#if OCTAVO_LANES == 8
+template <int WIDTH>
+OCTAVO_INLINE void accumulate(Bytes, Ints (&sums)[WIDTH], const Words (&weights)[WIDTH],
+                              const SignedQuads& x) {
+#pragma GCC unroll 8
+  for (int n = 0; n < WIDTH; n += 2) {
+    Words first, second = x.masks;
+    __asm__(
+        "vpxor %4, %3, %2\n\tvpxor %5, %3, %3\n\t"
+        "vpmaddubsw %2, %6, %2\n\tvpmaddubsw %3, %6, %3\n\t"
+        "vpmaddwd %7, %2, %2\n\tvpmaddwd %7, %3, %3\n\t"
+        "vpaddd %2, %0, %0\n\tvpaddd %3, %1, %1"
+        : "+x"(sums[n]), "+x"(sums[n + 1]), "=&x"(first), "+x"(second)
+        : "x"(weights[n]), "x"(weights[n + 1]), "x"(x.magnitudes), "x"(Shorts{} + 1));
+  }
+}
+#else
+template <int WIDTH>
+OCTAVO_INLINE void accumulate(Bytes, Ints (&sums)[WIDTH], const Words (&weights)[WIDTH],
+                              const SignedQuads& x) {
+#pragma GCC unroll 16
+  for (int n = 0; n < WIDTH; ++n) {
+    sums[n] += add_pairs(dot_bytes(x.magnitudes, weights[n] ^ x.masks));
+  }
+}
+#endif
+
+OCTAVO_INLINE Floats total(Ints sums) { return to_floats(sums); }
+
+struct Nibbles {
+  using Sums = Shorts;
+  using Inputs = Words;
+  static constexpr int LINES = 4, PARTS = 2;
+  static constexpr Index X_BYTES = DEPTH;
+};
+
+OCTAVO_INLINE int lay_out(Nibbles, const Group& integers, int zero, unsigned char* to) {
+  narrow(integers, to);
+  return (-zero / 2 * sum_of(integers) & 0xffff) * 0x10001;  // one half in each of two sums
+}
+
+template <int WIDTH>
+OCTAVO_INLINE void accumulate(Nibbles, Shorts (&sums)[WIDTH], const Words (&weights)[WIDTH],
+                              Words x) {
+#pragma GCC unroll 16
+  for (int n = 0; n < WIDTH; ++n) {
+#if OCTAVO_LANES == 8
+    Words product;
+    __asm__("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0"
+            : "+x"(sums[n]), "=&x"(product)
+            : "x"(weights[n]), "x"(x));
+#else
+    sums[n] += dot_bytes(weights[n], x);
+#endif
+  }
+}
+
+OCTAVO_INLINE Floats total(Shorts sums) { return to_floats(add_pairs(sums)); }
+
+#else
+
+struct Bytes {
+  using Sums = Floats;
+  using Inputs = Floats;
+  static constexpr int LINES = 8, PARTS = 4;
+  static constexpr Index X_BYTES = 4 * DEPTH;
+};
+
+struct Nibbles {
+  using Sums = Floats;
+  using Inputs = Floats;
+  static constexpr int LINES = 4, PARTS = 8;
+  static constexpr Index X_BYTES = 4 * DEPTH;
+};
+
+OCTAVO_INLINE Floats part_of(Bytes, const void* line, int part) {
+  return to_floats((Ints)(load_words(line) << (24 - 8 * part)) >> 24);
+}
+
+OCTAVO_INLINE Floats part_of(Nibbles, const void* line, int part) {
+  return to_floats((Ints)(halves_of(line, part / 4) >> part % 4 * 8 & 15u));
+}
+
+OCTAVO_INLINE Floats inputs_of(Bytes, const unsigned char* x, int line, int part) {
+  return as_floats(splat_from(x + 16 * line + 4 * part));
+}
+
+OCTAVO_INLINE Floats inputs_of(Nibbles, const unsigned char* x, int line, int part) {
+  return as_floats(splat_from(x + part / 4 * 64 + 16 * line + part % 4 * 4));
+}
+
+template <typename Products>
+OCTAVO_INLINE int lay_out(Products, const Group& integers, int zero, unsigned char* to) {
+  for (int i = 0; i < GROUP_VECTORS; ++i) {
+    store(reinterpret_cast<float*>(to) + i * LANES, to_floats(integers[i]));
+  }
+  return __builtin_bit_cast(int, static_cast<float>(-zero * sum_of(integers)));
+}
+
+template <typename Products, int WIDTH>
+OCTAVO_INLINE void accumulate(Products, Floats (&sums)[WIDTH], const Floats (&weights)[WIDTH],
+                              Floats x) {
+  for (int n = 0; n < WIDTH; ++n) sums[n] += weights[n] * x;
+}
+
+OCTAVO_INLINE Floats total(Floats sums) { return sums; }
+
+#endif
+
+#if OCTAVO_LANES >= 8
+
+OCTAVO_INLINE Words part_of(Nibbles, const void* line, int part) { return halves_of(line, part); }
+
+OCTAVO_INLINE Words inputs_of(Nibbles, const unsigned char* x, int line, int part) {
+  return splat_from(x + 16 * part + 4 * line);
+}
+
+#endif
+
+}  // namespace octavo::OCTAVO_SET

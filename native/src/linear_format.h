@@ -1,0 +1,57 @@
+// What `linear` must know of an encoding of the weights: how rows of x are prepared for it, and the
+// innermost products. Each encoding and instruction set brings its own.
+#pragma once
+
+#include "octavo/kernels.h"
+#include "vector.h"
+
+namespace octavo::OCTAVO_SET {
+
+// Beside a group of DEPTH inputs of a prepared row whose elements are integers: x ≈ scale · q.
+struct RowGroup {
+  float scale;
+  std::int32_t start;  // of the sums of products, as `integer_units.h` says
+  float total;         // scale · Σ q, for weights that have offsets
+};
+
+// A run of inputs for one tile of rows. Strides are in bytes but for that of the sums
+// `sums[r · sums_stride + p · PANEL + n]`. `first`: the sums start from zero.
+struct TileArgs {
+  const unsigned char* x;  // row r is at x + r · x_stride; its groups lie groups_at bytes on
+  Index x_stride;
+  Index groups_at;
+  const unsigned char* panels;
+  const unsigned char* factors;
+  Index panel_stride;
+  Index inputs;  // a multiple of DEPTH
+  float* sums;
+  Index sums_stride;
+  bool first;
+};
+
+using MultiplyTile = void (*)(const TileArgs&);
+
+struct Tiles {
+  MultiplyTile group;   // `panels` panels
+  MultiplyTile single;  // one panel
+  Index panels;
+};
+
+struct Format {
+  const Tiles* tiles;  // of 1 … max_steps steps of rows
+  Index max_steps;
+  Index row_step;         // rows are counted in steps of so many
+  Index x_bytes;          // of DEPTH prepared inputs
+  Index row_group_bytes;  // of the RowGroup beside them, or 0
+  Index run_inputs;       // of one panel, at most: they stay in the first-level cache
+  void (*open)();         // before the first product of a piece, and after the last; or null
+  void (*close)();
+  // Prepares inputs 0 … inputs-1 of a row: `count` come from `from`, the rest are zeros.
+  void (*prepare)(const float* from, Index count, Index inputs, unsigned char* to,
+                  RowGroup* groups);
+};
+
+const Format& bf16_format();
+const Format& quantised_format(Encoding encoding);
+
+}  // namespace octavo::OCTAVO_SET

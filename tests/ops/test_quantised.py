@@ -1,0 +1,227 @@
+"""Weights of eight and four bits: exact integers, float64, and the same bits in any company."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.ops.arrays import guarded, margin_is_kept, random_norm
+
+from octavo.ops.api import F32, GROUP, Activation, Packed, Quantised
+from octavo.ops.native import NativeOps, available_sets
+from octavo.ops.reference import ReferenceOps, quantised_row
+
+ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 16, 31, 33, 64, 100, 130)
+# Around the panel of 16 and the group of 32; the last has runs of inputs.
+SHAPES = [(1, 1), (16, 32), (17, 31), (48, 33), (130, 700), (72, 2600)]
+KINDS = ["int8", "int4", "int4 with offsets"]
+
+
+def random_quantised(rng: np.random.Generator, kind: str, rows: int, columns: int) -> Quantised:
+    """Integers of the whole range, scaled so that products are near 1."""
+    bits = 8 if kind == "int8" else 4
+    groups = -(-columns // GROUP)
+    values = rng.integers(0, 256, (rows, groups * GROUP * bits // 8), np.uint8)
+    largest = 70 * columns**0.5 if bits == 8 else 5 * columns**0.5
+    scales = (rng.uniform(0.5, 2, (rows, groups)) / largest).astype(np.float16)
+    offsets = None if kind != KINDS[2] else (-scales * rng.uniform(4, 11, scales.shape))
+    return Quantised(
+        8 if bits == 8 else 4,
+        columns,
+        values,
+        scales,
+        None if offsets is None else offsets.astype(np.float16),
+    )
+
+
+def whole(kind: str, integers: np.ndarray[Any, np.dtype[np.int8]]) -> Quantised:
+    """Integers as they are: a scale of 1, and offsets of 1 where there are any."""
+    rows, columns = integers.shape
+    ones = np.ones((rows, columns // GROUP), np.float16)
+    if kind == "int8":
+        return Quantised(8, columns, integers.view(np.uint8), ones)
+    shifted = (integers + (8 if kind == "int4" else 0)).astype(np.uint8)
+    low, high = np.split(shifted.reshape(rows, -1, GROUP), 2, axis=2)
+    values = (low | high << 4).reshape(rows, -1)
+    return Quantised(4, columns, values, ones, None if kind == "int4" else ones)
+
+
+def normal(rng: np.random.Generator, rows: int, columns: int) -> F32:
+    return rng.standard_normal((rows, columns), np.float32)
+
+
+def pack(ops: NativeOps | ReferenceOps, *parts: Quantised, gated: bool) -> Packed:
+    return ops.pack_gated(*parts) if gated else ops.pack(parts[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_integers_are_exact(rng: np.random.Generator, ops: NativeOps, kind: str) -> None:
+    """Inputs that are integers and reach 127 have a scale of 1: nothing is rounded. The ends of
+    the range meet in every way: a unit that saturates or wraps would show."""
+    low, high = {"int8": (-128, 127), "int4": (-8, 7)}.get(kind, (0, 15))
+    integers = rng.integers(low, high + 1, (52, 4 * GROUP)).astype(np.int8)
+    integers[:16] = rng.choice([low, high], (16, 4 * GROUP))
+    integers[16], integers[17] = low, high
+    x = rng.integers(-127, 128, (40, 4 * GROUP)).astype(np.float32)
+    x[:20] = rng.choice([-127, 127], (20, 4 * GROUP))
+    x[20], x[21] = -127, 127
+    x[:, ::GROUP] = rng.choice([-127, 127], (40, 4))
+    offset = 1 if kind == KINDS[2] else 0
+    out, _ = guarded(40, 52)
+    ops.linear(x, ops.pack(whole(kind, integers)), out)
+    assert (out == x.astype(np.int64) @ (integers.astype(np.int64) + offset).T).all()
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
+@pytest.mark.parametrize("gated", [None, "silu", "gelu_tanh"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_agrees_with_float64(
+    rng: np.random.Generator,
+    ops: NativeOps,
+    outputs: int,
+    inputs: int,
+    gated: Activation | None,
+    kind: str,
+) -> None:
+    rows = int(rng.choice([1, 2, 5, 17, 33]))
+    x, before = normal(rng, rows, inputs), normal(rng, rows, outputs)
+    parts = [random_quantised(rng, kind, outputs, inputs) for _ in range(2)]
+    bias = normal(rng, 1, outputs if gated is None else 2 * outputs)[0]
+    results = []
+    for backend in (ops, ReferenceOps()):
+        out, around = guarded(rows, outputs)
+        out[...] = before
+        weight = pack(backend, *parts, gated=gated is not None)
+        backend.linear(x, weight, out, bias=bias, add=True, gated=gated)
+        assert margin_is_kept(around)
+        results.append(out)
+    np.testing.assert_allclose(*results, rtol=3e-5, atol=3e-5)
+
+
+@pytest.mark.parametrize("inputs", [96, 1300])
+@pytest.mark.parametrize("gated", [None, "silu"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_has_the_same_bits_in_any_company(
+    rng: np.random.Generator, isa: str, inputs: int, gated: Activation | None, kind: str
+) -> None:
+    outputs = 72
+    norm, bias = random_norm(rng, inputs), normal(rng, 1, outputs * (1 if gated is None else 2))[0]
+    x, before = normal(rng, max(ROWS), inputs), normal(rng, max(ROWS), outputs)
+    parts = [random_quantised(rng, kind, outputs, inputs) for _ in range(2)]
+    one, two = (NativeOps(threads=threads, isa=isa) for threads in (1, 2))
+    weight = pack(one, *parts, gated=gated is not None)
+
+    def run(ops: NativeOps, start: int, stop: int) -> F32:
+        out = before[start:stop].copy()
+        ops.linear(x[start:stop], weight, out, norm=norm, bias=bias, add=True, gated=gated)
+        return out
+
+    alone = np.concatenate([run(one, row, row + 1) for row in range(max(ROWS))])
+    assert np.isfinite(alone).all()
+    for rows in ROWS:
+        for ops in (one, two):
+            start = int(rng.integers(0, max(ROWS) - rows + 1))
+            assert (run(ops, start, start + rows) == alone[start : start + rows]).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sets_with_fused_multiply_add_agree(rng: np.random.Generator, kind: str) -> None:
+    weight, x = random_quantised(rng, kind, 70, 333), normal(rng, 9, 333)
+    results = []
+    for isa in available_sets():
+        if isa != "portable":
+            ops, (out, _) = NativeOps(threads=1, isa=isa), guarded(9, 70)
+            ops.linear(x, ops.pack(weight), out)
+            results.append(out)
+    assert all((out == results[0]).all() for out in results)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_norm_inside_is_the_norm_outside(
+    rng: np.random.Generator, ops: NativeOps, kind: str
+) -> None:
+    x, norm = normal(rng, 19, 333), random_norm(rng, 333)
+    weight = ops.pack(random_quantised(rng, kind, 70, 333))
+    (inside, _), (normed, _), (outside, _) = guarded(19, 70), guarded(19, 333), guarded(19, 70)
+    ops.linear(x, weight, inside, norm=norm)
+    ops.rms_norm(x, norm, normed)
+    ops.linear(normed, weight, outside)
+    assert (inside == outside).all()
+
+
+@pytest.mark.parametrize("trouble", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_that_is_not_finite_leaves_its_neighbours(
+    rng: np.random.Generator, ops: NativeOps, trouble: float, kind: str
+) -> None:
+    x = normal(rng, 9, 100)
+    weight = ops.pack(random_quantised(rng, kind, 40, 100))
+    (clean, _), (out, _) = guarded(9, 40), guarded(9, 40)
+    ops.linear(x, weight, clean)
+    x[4, rng.integers(100)] = trouble
+    ops.linear(x, weight, out)
+    neighbours = np.arange(9) != 4
+    assert (out[neighbours] == clean[neighbours]).all()
+    assert not np.isfinite(out[4]).any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_inputs_of_any_size(rng: np.random.Generator, ops: NativeOps, kind: str) -> None:
+    """Groups of zeros and of the smallest numbers give zero, the largest do not overflow."""
+    x = np.zeros((6, 96), np.float32)
+    x[1], x[2], x[3] = 1e-40, 1e-31, rng.choice([-1, 1], 96)
+    x[4], x[5] = x[3] * 1e-25, x[3] * 1e30
+    weight = ops.pack(random_quantised(rng, kind, 33, 96))
+    out, _ = guarded(6, 33)
+    ops.linear(x, weight, out)
+    assert (out[:3] == 0).all()
+    np.testing.assert_allclose(out[4] * 1e25, out[3], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(out[5] / 1e30, out[3], rtol=1e-4, atol=1e-5)
+
+
+def test_rounding_is_at_most_half_a_step(rng: np.random.Generator) -> None:
+    row = normal(rng, 1, 100)[0] * rng.uniform(0.01, 100, 100).astype(np.float32)
+    rounded = quantised_row(row)
+    for start in range(0, 100, GROUP):
+        group = np.s_[start : start + GROUP]
+        step = np.abs(row[group]).max() / 127
+        assert np.abs(rounded[group] - row[group]).max() <= step * 0.5001
+
+
+@pytest.mark.parametrize(("rows", "columns"), SHAPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_embed_takes_rows_of_the_table(
+    rng: np.random.Generator, ops: NativeOps, rows: int, columns: int, kind: str
+) -> None:
+    table = random_quantised(rng, kind, rows, columns)
+    tokens = rng.integers(0, rows, 50).astype(np.int32)
+    out, around = guarded(50, columns)
+    ops.embed(ops.pack(table), tokens, out)
+    np.testing.assert_allclose(out, table.dequantised()[tokens], rtol=1e-6, atol=1e-8)
+    assert margin_is_kept(around)
+
+
+@pytest.mark.parametrize(("kind", "bits"), list(zip(KINDS, (8.5, 4.5, 5), strict=True)))
+def test_memory_is_that_of_the_integers_and_their_factors(
+    rng: np.random.Generator, ops: NativeOps, kind: str, bits: float
+) -> None:
+    packed = ops.pack(random_quantised(rng, kind, 320, 2048))
+    assert packed.nbytes == pytest.approx(320 * 2048 * bits / 8, rel=0.01)
+
+
+def test_wrong_arguments_are_named(rng: np.random.Generator, ops: NativeOps) -> None:
+    eight, four = (random_quantised(rng, kind, 6, 64) for kind in KINDS[:2])
+    for mixed in (
+        [eight, four],
+        [eight, random_quantised(rng, "int8", 6, 32)],
+        [eight, np.ones((6, 64), "bfloat16")],
+    ):
+        with pytest.raises(ValueError, match="one encoding and as many columns"):
+            ops.pack(mixed)
+    with pytest.raises(ValueError, match="size 6 on axis 0, it has 7"):
+        ops.pack_gated(eight, random_quantised(rng, "int8", 7, 64))
+    with pytest.raises(ValueError, match="values must have size 32 on axis 1, it has 64"):
+        ops.pack(Quantised(4, 64, eight.values, eight.scales))
+    with pytest.raises(ValueError, match="scales must have size 2 on axis 1, it has 1"):
+        ops.pack(Quantised(8, 64, eight.values, eight.scales[:, :1].copy()))
+    with pytest.raises(ValueError, match="weight must be bfloat16"):
+        ops.unpack(ops.pack(eight))

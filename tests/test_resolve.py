@@ -43,6 +43,7 @@ def test_all_defaults() -> None:
     assert resolved.limits.sequences == DEFAULT_NUM_SEQS
     assert resolved.limits.tokens == DEFAULT_BATCHED_TOKENS
     assert resolved.threads == 2
+    assert resolved.quantization == "none"
     assert resolved.served_model_name == "demo"
     assert resolved.block_bytes == 16 * 23_040
     assert resolved.token_bytes == 23_040

@@ -1,11 +1,14 @@
 """`linear` beside the machine's ceilings and, if PyTorch is installed, beside `F.linear`.
 
     python benchmarks/ops/linear.py [--threads 2] [--isa avx2] [--shapes smol,qwen,llama]
+        [--weights bf16,int8,int4]
 
-For each matrix of a few models and each number of rows: GFLOP/s, GB/s of weights, and the larger of
-the two ratios to what the machine can do (multiply-adds on registers; reading memory), measured
-in this run with as many threads. Weights cycle through copies that no cache holds. The best of
-several calls: on a shared machine the others measure its other users.
+For each matrix of a few models, each number of rows and each form of the weights: GFLOP/s (of
+integers: GOP/s), GB/s of weights, and the larger of the two ratios to what the machine can do
+(products and sums on registers; reading memory), measured in this run with as many threads; beside
+it how much quicker than bfloat16. The forms take turns, so that they meet the same machine. Weights
+cycle through copies that no cache holds. The best of several calls: on a shared machine the
+others measure its other users.
 """
 
 import argparse
@@ -19,14 +22,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
+from typing import Literal
 
-import ml_dtypes
 import numpy as np
+from ml_dtypes import bfloat16
 
-from octavo.ops.api import Activation
+from octavo.ops.api import GROUP, Activation, Quantised, Weight
 from octavo.ops.native import NativeOps
 
 ROWS = (1, 8, 32, 64, 128, 512)
+LOOPS = {"bf16": "multiply_add", "int8": "multiply_bytes", "int4": "multiply_nibbles"}
+"""Forms of the weights, and the loop that says what registers allow."""
 COLD_BYTES = 128 * 2**20
 FEWEST_CALLS, BUDGET_S = 5, 0.3
 
@@ -88,20 +94,25 @@ def compiled() -> Iterator[ctypes.CDLL]:
         yield ctypes.CDLL(str(library))
 
 
-def ceilings(threads: int) -> tuple[float, float]:
-    """GFLOP/s of multiply-adds and GB/s of reading: the sum over `threads` that run at once.
+def ceilings(threads: int) -> tuple[dict[str, float], float]:
+    """GFLOP/s or GOP/s on registers for each form of the weights, and GB/s of reading: the sums
+    over `threads` that run at once.
 
     In pieces of a fraction of a millisecond, so that some run undisturbed on a busy machine.
     """
     slices, floats, rounds = 64, 2**20, 100_000
     values = np.ones((threads, slices, floats), np.float32)
     with compiled() as loops, ThreadPoolExecutor(threads) as pool:
-        loops.multiply_add.restype = ctypes.c_double
-        operations: float = loops.multiply_add(ctypes.c_int64(1)) * rounds
 
-        def multiply_rate(_: int) -> float:
+        def total(rate: Callable[[int], float]) -> float:
+            return sum(pool.map(rate, range(threads))) / 1e9
+
+        def on_registers(name: str) -> float:
+            loop = getattr(loops, name)
+            loop.restype = ctypes.c_double
+            operations: float = loop(ctypes.c_int64(1)) * rounds
             count = ctypes.c_int64(rounds)
-            return operations / best_s(lambda: loops.multiply_add(count), 1)
+            return total(lambda _: operations / best_s(lambda: loop(count), 1))
 
         def read_rate(thread: int) -> float:
             count = ctypes.c_int64(floats)
@@ -109,23 +120,38 @@ def ceilings(threads: int) -> tuple[float, float]:
             size_bytes: int = values[thread, 0].nbytes
             return size_bytes / best_s(lambda: loops.read_floats(next(parts), count), 1)
 
-        def total(rate: Callable[[int], float]) -> float:
-            return sum(pool.map(rate, range(threads))) / 1e9
-
-        return total(multiply_rate), total(read_rate)
+        rates = {form: on_registers(name) for form, name in LOOPS.items()}
+        return rates, total(read_rate)
 
 
-def time_octavo(ops: NativeOps, shape: Shape, rows: int, rng: np.random.Generator) -> float:
-    copies = max(1, min(64, COLD_BYTES // (2 * shape.weights)))
-    weight = rng.standard_normal((shape.outputs, shape.inputs), np.float32)
-    weight = weight.astype(ml_dtypes.bfloat16)
-    packed = cycle(
-        [ops.pack_gated(weight, weight) if shape.gated else ops.pack(weight) for _ in range(copies)]
-    )
-    x = rng.standard_normal((rows, shape.inputs), np.float32)
-    out = np.empty((rows, shape.outputs), np.float32)
-    gated: Activation | None = "silu" if shape.gated else None
-    return best_s(lambda: ops.linear(x, next(packed), out, gated=gated))
+def weight_of(form: str, rng: np.random.Generator, shape: Shape) -> Weight:
+    """Random weights: speed does not depend on them."""
+    if form == "bf16":
+        return rng.standard_normal((shape.outputs, shape.inputs), np.float32).astype(bfloat16)
+    bits: Literal[8, 4] = 8 if form == "int8" else 4
+    groups = shape.inputs // GROUP
+    values = rng.integers(0, 256, (shape.outputs, groups * GROUP * bits // 8), np.uint8)
+    return Quantised(bits, shape.inputs, values, np.ones((shape.outputs, groups), np.float16))
+
+
+class Timed:
+    """`linear` with one matrix in one form."""
+
+    def __init__(self, ops: NativeOps, shape: Shape, form: str, rng: np.random.Generator) -> None:
+        copies = max(1, min(64, COLD_BYTES // (2 * shape.weights)))
+        weight = weight_of(form, rng, shape)
+        packed = [
+            ops.pack_gated(weight, weight) if shape.gated else ops.pack(weight)
+            for _ in range(copies)
+        ]
+        self._ops, self._shape, self._rng, self._packed = ops, shape, rng, cycle(packed)
+        self.nbytes = packed[0].nbytes
+
+    def seconds(self, rows: int) -> float:
+        x = self._rng.standard_normal((rows, self._shape.inputs), np.float32)
+        out = np.empty((rows, self._shape.outputs), np.float32)
+        gated: Activation | None = "silu" if self._shape.gated else None
+        return best_s(lambda: self._ops.linear(x, next(self._packed), out, gated=gated))
 
 
 def time_torch(shape: Shape, rows: int, threads: int, dtype: str) -> float | None:
@@ -151,27 +177,31 @@ def main() -> None:
     parser.add_argument("--isa", default=None)
     parser.add_argument("--shapes", default="smol")
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
+    parser.add_argument("--weights", default=",".join(LOOPS))
     parser.add_argument("--torch", action="store_true", help="time F.linear too, in both dtypes")
     chosen = parser.parse_args()
     ops = NativeOps(threads=chosen.threads, isa=chosen.isa)
     rng = np.random.default_rng(7)
-    peak, bandwidth = ceilings(chosen.threads)
-    print(f"{ops.name}, {ops.threads} threads; ceilings {peak:.0f} GFLOP/s, {bandwidth:.1f} GB/s")
+    peaks, bandwidth = ceilings(chosen.threads)
+    limits = ", ".join(f"{form} {peak:.0f}" for form, peak in peaks.items())
+    print(f"{ops.name}, {ops.threads} threads; ceilings in G/s: {limits}; {bandwidth:.1f} GB/s")
     for model in chosen.shapes.split(","):
         for shape in SHAPES[model]:
+            timed = {form: Timed(ops, shape, form, rng) for form in chosen.weights.split(",")}
             for rows in map(int, chosen.rows.split(",")):
-                seconds = time_octavo(ops, shape, rows, rng)
-                gflops = 2 * rows * shape.weights / seconds / 1e9
-                gb = 2 * shape.weights / seconds / 1e9
-                line = (
-                    f"{model:6} {shape.name:9} M={rows:<4} {seconds * 1e6:9.0f} us"
-                    f" {gflops:7.1f} GFLOP/s {gb:6.1f} GB/s"
-                    f" {max(gflops / peak, gb / bandwidth):5.0%}"
-                )
+                seconds = {form: matrix.seconds(rows) for form, matrix in timed.items()}
+                first = next(iter(seconds.values()))
+                for form, own in seconds.items():
+                    rate = 2 * rows * shape.weights / own / 1e9
+                    gb = timed[form].nbytes / own / 1e9
+                    share = max(rate / peaks[form] if peaks[form] else 0, gb / bandwidth)
+                    print(
+                        f"{model:6} {shape.name:9} M={rows:<4} {form:5} {own * 1e6:9.0f} us"
+                        f" {rate:7.1f} G/s {gb:6.1f} GB/s {share:5.0%} {first / own:5.2f}x"
+                    )
                 for dtype in ("float32", "bfloat16") if chosen.torch else ():
                     other = time_torch(shape, rows, chosen.threads, dtype)
-                    line += "" if other is None else f"  {dtype} {other / seconds:5.2f}x"
-                print(line, flush=True)
+                    print("" if other is None else f"{'':24} torch {dtype} {other * 1e6:9.0f} us")
 
 
 if __name__ == "__main__":

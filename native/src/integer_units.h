@@ -23,6 +23,10 @@
 #include "octavo/packed.h"
 #include "vector.h"
 
+#if OCTAVO_EMULATED
+#include "../emulate/integer_units.h"
+#endif
+
 namespace octavo::OCTAVO_SET {
 
 using Byte = std::int8_t;
@@ -95,24 +99,10 @@ OCTAVO_INLINE Words halves_of(const void* line, int upper) {
 
 #if OCTAVO_VNNI
 
-#if OCTAVO_EMULATED
-
-OCTAVO_INLINE Ints dot_quads(Words unsigned_bytes, Words signed_bytes, Ints sums) {
-  for (int i = 0; i < LANES; ++i) {
-    for (int shift = 0; shift < 32; shift += 8) {
-      const int a = static_cast<std::uint8_t>(unsigned_bytes[i] >> shift);
-      sums[i] += a * static_cast<Byte>(signed_bytes[i] >> shift);
-    }
-  }
-  return sums;
-}
-
-#else
-
+#if !OCTAVO_EMULATED
 OCTAVO_INLINE Ints dot_quads(Words unsigned_bytes, Words signed_bytes, Ints sums) {
   return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)unsigned_bytes, (__m512i)signed_bytes);
 }
-
 #endif
 
 struct Bytes {
@@ -172,26 +162,6 @@ OCTAVO_INLINE Shorts dot_bytes(Words unsigned_bytes, Words signed_bytes) {
 }
 OCTAVO_INLINE Ints add_pairs(Shorts v) {
   return (Ints)_mm512_madd_epi16((__m512i)v, (__m512i)(Shorts{} + 1));
-}
-
-#else
-
-OCTAVO_INLINE Shorts dot_bytes(Words unsigned_bytes, Words signed_bytes) {
-  Shorts sums;
-  for (int i = 0; i < 2 * LANES; ++i) {
-    const std::uint32_t a = unsigned_bytes[i / 2] >> 16 * (i % 2);
-    const std::uint32_t b = signed_bytes[i / 2] >> 16 * (i % 2);
-    const int sum = static_cast<std::uint8_t>(a) * static_cast<Byte>(b) +
-                    static_cast<std::uint8_t>(a >> 8) * static_cast<Byte>(b >> 8);
-    if (sum < -32768 || sum > 32767) __builtin_trap();  // the unit would saturate
-    sums[i] = static_cast<std::int16_t>(sum);
-  }
-  return sums;
-}
-OCTAVO_INLINE Ints add_pairs(Shorts v) {
-  Ints sums;
-  for (int i = 0; i < LANES; ++i) sums[i] = v[2 * i] + v[2 * i + 1];
-  return sums;
 }
 
 #endif

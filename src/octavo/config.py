@@ -54,6 +54,7 @@ def _setting(
 AdmissionRule = Literal["full", "chunked"]
 Policy = Literal["fcfs", "priority", "fair", "slo"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+Quantization = Literal["none", "stored", "int8", "int4"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +109,13 @@ class EngineConfig:
         "a request that waits climbs one priority class for each such time, as 5m; 0: never",
         low=0.0,
         high=1e6,
+    )
+    quantization: Quantization | None = _setting(
+        None,
+        "text",
+        "form of the weights in memory: none (bfloat16), stored (integers that the checkpoint holds"
+        " are kept), int8 or int4 (default: none)",
+        choices=get_args(Quantization),
     )
     block_size: int = _setting(
         16, "whole", "tokens in one KV block", choices=(16, 32, 64, 128), low=16

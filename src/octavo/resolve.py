@@ -15,13 +15,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo.config import RULES, EngineConfig, Sources
+from octavo.config import RULES, EngineConfig, Quantization, Sources
 from octavo.core.budget import Ceilings, Limits
 from octavo.errors import ConfigError
 from octavo.units import MIB, ceil_div, human_bytes
 
 DEFAULT_NUM_SEQS = 64
 DEFAULT_BATCHED_TOKENS = 512
+DEFAULT_QUANTIZATION: Quantization = "none"
 INTERPRETER_BYTES = 96 * MIB
 """What Python, the libraries and the tokenizer hold beside the arrays that are counted."""
 
@@ -66,6 +67,7 @@ class Resolved:
     limits: Limits
     ceilings: Ceilings
     enable_prefix_caching: bool
+    quantization: Quantization
     threads: int
     isa: str | None
     seed: int | None
@@ -90,6 +92,11 @@ class Resolved:
     def full_requests(self) -> int:
         """Requests of the maximum length that fit at once."""
         return self.blocks // (ceil_div(self.max_model_len, self.block_size) * self.groups)
+
+
+def quantization_of(config: EngineConfig) -> Quantization:
+    """The form of the weights, which `ModelFacts.weights_bytes` depends on."""
+    return config.quantization or DEFAULT_QUANTIZATION
 
 
 def resolve(config: EngineConfig, model: ModelFacts, machine: MachineFacts) -> Resolved:
@@ -132,6 +139,7 @@ def resolve(config: EngineConfig, model: ModelFacts, machine: MachineFacts) -> R
             watermark_blocks=blocks,
         ),
         enable_prefix_caching=config.enable_prefix_caching,
+        quantization=quantization_of(config),
         threads=config.threads or machine.cores,
         isa=config.isa,
         seed=config.seed,
@@ -146,7 +154,8 @@ def boot_lines(resolved: Resolved) -> tuple[str, ...]:
     limits = resolved.limits
     return (
         f"memory: {human_bytes(resolved.free_bytes)} free; "
-        f"weights {human_bytes(resolved.weights_bytes)}, "
+        f"weights {human_bytes(resolved.weights_bytes)}"
+        f"{'' if resolved.quantization == 'none' else ' (' + resolved.quantization + ')'}, "
         f"headroom {human_bytes(resolved.headroom_bytes)}, "
         f"KV pool {human_bytes(resolved.pool_bytes)}",
         f"KV pool: {resolved.blocks:,} blocks of {resolved.block_size} tokens = "
@@ -162,6 +171,7 @@ def settings_line(config: EngineConfig, sources: Sources, resolved: Resolved) ->
     decided: Mapping[str, object] = {
         "served_model_name": resolved.served_model_name,
         "max_model_len": resolved.max_model_len,
+        "quantization": resolved.quantization,
         "max_num_seqs": resolved.limits.sequences,
         "max_num_batched_tokens": resolved.limits.tokens,
         "kv_cache_memory": resolved.pool_bytes,

@@ -104,6 +104,21 @@ def test_the_log_at_start_says_what_was_sized_and_chosen(
         assert words in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("quantization", "weights"), [("none", "256.6 MiB"), ("int8", "136.4 MiB (int8)")]
+)
+def test_weights_are_kept_as_asked(
+    demo_model_path: Path, caplog: pytest.LogCaptureFixture, quantization: str, weights: str
+) -> None:
+    caplog.set_level(logging.INFO, logger="octavo.engine.build")
+    llm = LLM(
+        str(demo_model_path), max_model_len=64, threads=2, quantization=quantization, max_num_seqs=1
+    )
+    assert f"weights {weights}," in caplog.text
+    (answer,) = llm.chat(QUESTION, GREEDY)
+    assert "Paris" in answer.text
+
+
 # --- each field changes the answer as it says
 
 

@@ -3,7 +3,8 @@
 Alone, together, in any order of arrival, in steps of 16, 64 or 2,048 tokens, with one thread or
 two, from a warm prefix cache, or in a pool so small that requests are preempted again and again:
 the tokens and log-probabilities of a request are equal, by ==. For each instruction set here on a
-small random network, whose near ties would show a change of one bit, and on the demo model.
+small random network, whose near ties would show a change of one bit, and on the demo model; with
+weights in bfloat16, and in eight and four bits.
 """
 
 import json
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from octavo.config import Quantization
 from octavo.core.block_manager import BlockManager
 from octavo.core.budget import Limits
 from octavo.core.events import Finished, Token
@@ -122,6 +124,7 @@ class Served:
 
     path: Path
     isa: str
+    quantization: Quantization = "none"
     models: dict[int, tuple[NativeOps, Model]] = field(default_factory=dict)
 
     def model(self, threads: int) -> tuple[NativeOps, Model]:
@@ -129,7 +132,14 @@ class Served:
             ops = NativeOps(threads=threads, isa=self.isa)
             self.models[threads] = (
                 ops,
-                load_model(self.path, ops, 2048, max_rows=SEQUENCES, max_context=MAX_CONTEXT),
+                load_model(
+                    self.path,
+                    ops,
+                    2048,
+                    quantization=self.quantization,
+                    max_rows=SEQUENCES,
+                    max_context=MAX_CONTEXT,
+                ),
             )
         return self.models[threads]
 
@@ -176,16 +186,31 @@ def serve(engine: Engine, requests: Sequence[Request], *, each_step: int | None 
     return {name: tuple(tokens) for name, tokens in answers.items()}
 
 
-@pytest.fixture(scope="module", params=[*available_sets(), "demo"])
+BEST = available_sets()[0]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        *((isa, "none") for isa in available_sets()),
+        (BEST, "int8"),
+        (BEST, "int4"),
+        ("demo", "none"),
+        ("demo", "stored"),
+    ],
+    ids="-".join,
+)
 def served(
     request: pytest.FixtureRequest,
     demo_model_path: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Served:
-    if request.param == "demo":
-        return Served(demo_model_path, available_sets()[0])
-    folder = tmp_path_factory.mktemp("network") / request.param
-    return Served(write_network(folder, random.SystemRandom().randrange(2**32)), request.param)
+    where, quantization = request.param
+    if where == "demo":
+        return Served(demo_model_path, BEST, quantization)
+    folder = tmp_path_factory.mktemp("network") / where
+    seed = random.SystemRandom().randrange(2**32)
+    return Served(write_network(folder, seed), where, quantization)
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import transformers
 from tests.models import hf
 from tests.models.paged import PagedSequences, Part
 
+from octavo.config import Quantization
 from octavo.models.decoder import Decoder
 from octavo.models.loader import load_model
 from octavo.models.weights.gguf import GGUFFile
@@ -21,6 +22,13 @@ ALICE = Path(__file__).parents[1] / "data" / "alice.txt"
 
 TOKENS = 2_000
 CHUNK = 250
+PARITY: dict[Quantization, tuple[float, float]] = {
+    "none": (0.97, 0.03),
+    "stored": (0.94, 0.08),
+    "int8": (0.94, 0.08),
+}
+"""The least share of equal choices and the largest mean |Δ logprob|. Found with AVX2: 0.9945 and
+0.006; with activations of eight bits 0.9590 and 0.055, 0.9565 and 0.065."""
 ANSWER = 64
 NEAR_TIE = 0.15
 
@@ -59,25 +67,39 @@ def log_softmax(logits: F32) -> F32:
     return result
 
 
-def test_two_thousand_tokens_of_english(
-    reference: transformers.PreTrainedModel,
-    decoder: Decoder,
-    tokenizer: Tokenizer,
-    rng: np.random.Generator,
-) -> None:
-    """Teacher-forced: the same most likely token, and the same probability of the true one."""
+@pytest.fixture(scope="module")
+def english(tokenizer: Tokenizer) -> list[int]:
     text = ALICE.read_text(encoding="utf-8")
     tokens = tokenizer.encode(text, parse_special=False, add_special=True)[: TOKENS + 1]
     assert len(tokens) == TOKENS + 1
-    chosen = (np.arange(TOKENS), tokens[1:])
-    expected = log_softmax(hf.logits(reference, tokens[:-1]))
+    return tokens
+
+
+@pytest.fixture(scope="module")
+def expected(reference: transformers.PreTrainedModel, english: list[int]) -> F32:
+    return log_softmax(hf.logits(reference, english[:-1]))
+
+
+@pytest.mark.parametrize("quantization", PARITY)
+def test_two_thousand_tokens_of_english(
+    demo_model_path: Path,
+    quantization: Quantization,
+    english: list[int],
+    expected: F32,
+    rng: np.random.Generator,
+) -> None:
+    """Teacher-forced: the same most likely token, and the same probability of the true one."""
+    tokens, chosen = english, (np.arange(TOKENS), english[1:])
+    ops = NativeOps(threads=2)
+    decoder = load_model(demo_model_path, ops, CHUNK, quantization=quantization).decoder
     sequences = PagedSequences(decoder, rng, [TOKENS])
     found = log_softmax(sequences.feed(0, tokens[:-1], chunk=CHUNK))
     agreement = float(np.mean(found.argmax(-1) == expected.argmax(-1)))
     difference = float(np.mean(np.abs(found[chosen] - expected[chosen])))
     print(f"top-1 agreement {agreement:.4f}, mean |Δ logprob| {difference:.5f}")
-    assert agreement >= 0.97
-    assert difference <= 0.03
+    least, most = PARITY[quantization]
+    assert agreement >= least
+    assert difference <= most
     assert -np.mean(expected[chosen]) < 3.5, "the reference does not understand the text"
 
 

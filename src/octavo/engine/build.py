@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo import __version__
-from octavo.config import EngineConfig
+from octavo.config import EngineConfig, Quantization
 from octavo.core.calls import CoreSetup
 from octavo.core.prefix_cache import Context
 from octavo.core.setup import scheduler_of
@@ -19,7 +19,14 @@ from octavo.models.spec import ModelSpec
 from octavo.models.weights.gguf import GGUFFile
 from octavo.observe.journal import Journal
 from octavo.ops.native import NativeOps
-from octavo.resolve import ModelFacts, Resolved, boot_lines, read_machine, resolve
+from octavo.resolve import (
+    ModelFacts,
+    Resolved,
+    boot_lines,
+    quantization_of,
+    read_machine,
+    resolve,
+)
 from octavo.runtime.runner import ModelRunner
 from octavo.runtime.storage import KVStorage
 from octavo.text.tokenizer import Tokenizer
@@ -53,13 +60,13 @@ def build(
     path = resolve_reference(config.model, progress=progress)
     opened = open_model(path)
     spec = opened.spec
-    resolved = resolve(config, facts_of(spec), read_machine())
+    resolved = resolve(config, facts_of(opened, quantization_of(config)), read_machine())
     for line in boot_lines(resolved):
         logger.info("%s", line)
     ops = NativeOps(threads=resolved.threads, isa=resolved.isa)
     logger.info("kernels: %s, threads: %d", ops.name, ops.threads)
     layout = spec.kv_layout(resolved.block_size)
-    context = Context(model=spec.fingerprint, layout=f"{layout} {ops.name}")
+    context = Context(model=spec.fingerprint, layout=f"{layout} {ops.name} {resolved.quantization}")
     setup = _setup(resolved, context, slab_tokens)
     # Before the weights: a file that cannot be written costs no waiting.
     journal = _journal(config, setup)
@@ -67,6 +74,7 @@ def build(
         opened,
         ops,
         resolved.ceilings.tokens,
+        quantization=resolved.quantization,
         max_rows=resolved.ceilings.sequences,
         max_context=resolved.max_model_len,
         threads=resolved.threads,
@@ -111,11 +119,12 @@ def _journal(config: EngineConfig, setup: CoreSetup) -> tuple[Journal, ...]:
     return (Journal(Path(config.journal), setup, octavo=__version__, started_at=time.time()),)
 
 
-def facts_of(spec: ModelSpec) -> ModelFacts:
+def facts_of(opened: OpenModel, quantization: Quantization) -> ModelFacts:
     """What sizing needs to know of a model; the weights need not be read."""
+    spec = opened.spec
     layout = spec.kv_layout(16)
     return ModelFacts(
-        weights_bytes=spec.weights_bytes,
+        weights_bytes=opened.weights_bytes(quantization),
         kv_token_bytes=layout.block_bytes // layout.block_size,
         groups=len(spec.groups),
         max_context=spec.max_context,

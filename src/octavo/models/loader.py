@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from octavo.config import Quantization
 from octavo.errors import ModelFileError, ModelNotFound
 from octavo.models.decoder import Decoder
 from octavo.models.families import llama, qwen2
@@ -12,7 +13,7 @@ from octavo.models.families.names import WeightNames
 from octavo.models.spec import ModelSpec
 from octavo.models.weights.files import Checkpoint
 from octavo.models.weights.gguf import GGUFFile, split_paths
-from octavo.models.weights.pack import pack_weights
+from octavo.models.weights.pack import pack_weights, weights_bytes
 from octavo.models.weights.safetensors import SafetensorsCheckpoint, read_json
 from octavo.ops.api import Ops
 
@@ -54,6 +55,10 @@ class OpenModel:
     names: WeightNames
     checkpoint: Checkpoint
 
+    def weights_bytes(self, quantization: Quantization) -> int:
+        """What the weights take in memory."""
+        return weights_bytes(self.spec, self.names, self.checkpoint, quantization)
+
 
 def open_model(path: Path | str) -> OpenModel:
     """Open the model at `path`: a GGUF file, or a folder that holds one model.
@@ -81,6 +86,7 @@ def load_model(
     ops: Ops,
     max_tokens: int,
     *,
+    quantization: Quantization = "none",
     max_rows: int | None = None,
     max_context: int | None = None,
     threads: int = 2,
@@ -88,7 +94,8 @@ def load_model(
     """Load a model for steps of up to `max_tokens` tokens and `max_rows` logit rows.
 
     `source` is a path, or what `open_model` gave for it, which saves reading the headers again.
-    `max_context` shortens the context that the model allows. `threads` read and pack layers.
+    `quantization` says in what form weights are kept (`weights.quantise`). `max_context` shortens
+    the context that the model allows. `threads` read and pack layers.
 
     Cost     every tensor is read once and dropped once packed, so that memory peaks little above
              the packed weights.
@@ -97,7 +104,9 @@ def load_model(
     """
     opened = source if isinstance(source, OpenModel) else open_model(source)
     spec = opened.spec
-    weights = pack_weights(spec, opened.names, opened.checkpoint, ops, threads=threads)
+    weights = pack_weights(
+        spec, opened.names, opened.checkpoint, ops, quantization, threads=threads
+    )
     decoder = Decoder(
         spec,
         weights,

@@ -107,9 +107,8 @@ def _llama3(plain: npt.NDArray[np.float64], scaling: Llama3Scaling) -> npt.NDArr
 class ModelSpec:
     """One decoder-only transformer.
 
-    `stored_as` is the encoding that most of the checkpoint is in (it is computed in bfloat16
-    whatever it was); `fingerprint` tells the weights apart from any others, as block keys need it.
-    `eos_ids` end an answer.
+    `stored_as` is the encoding that most of the checkpoint is in; `fingerprint` tells the weights
+    apart from any others, as block keys need it. `eos_ids` end an answer.
     """
 
     name: str
@@ -139,15 +138,6 @@ class ModelSpec:
     def qkv_size(self) -> int:
         """The width of a row of queries, keys and values."""
         return (self.heads + 2 * self.kv_heads) * self.head_dim
-
-    @property
-    def weights_bytes(self) -> int:
-        """What the weights take once packed: matrices in bfloat16, norms in float32."""
-        embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
-        attention = self.hidden_size * (self.qkv_size + self.heads * self.head_dim)
-        layer = attention + 3 * self.hidden_size * self.ffn_size
-        norms = (2 * self.layers + 1) * self.hidden_size
-        return 2 * (embeddings + self.layers * layer) + 4 * norms
 
     @property
     def attention_scale(self) -> float:

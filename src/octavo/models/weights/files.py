@@ -8,6 +8,7 @@ from typing import Protocol
 
 from octavo.errors import ModelFileError, ModelNotFound
 from octavo.models.weights.quants import BF16, F32
+from octavo.ops.api import Quantised
 
 SAMPLE_BYTES = 64
 
@@ -23,11 +24,17 @@ class Checkpoint(Protocol):
     def stored_as(self) -> str:
         """The encoding that most elements are stored in."""
 
+    def kind(self, name: str) -> str:
+        """The encoding of one tensor."""
+
     def bf16(self, name: str) -> BF16:
         """The tensor in bfloat16, rounded to nearest even where it is stored wider."""
 
-    def f32(self, name: str) -> F32:
-        """The tensor in float32, every stored value exactly."""
+    def f32(self, name: str, rows: slice = slice(None)) -> F32:
+        """The tensor, or some rows of it, in float32, every stored value exactly."""
+
+    def quantised(self, name: str) -> Quantised:
+        """The integers of a matrix of one of the kinds in `STORED_FORMS`."""
 
     def fingerprint(self) -> str:
         """A digest of the headers, the sizes and a sample of each tensor's bytes."""

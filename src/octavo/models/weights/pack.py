@@ -8,16 +8,31 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import numpy as np
 
+from octavo.config import Quantization
 from octavo.errors import ModelFileError
 from octavo.models.families.names import LayerNames, WeightNames
 from octavo.models.spec import ModelSpec
 from octavo.models.weights.files import Checkpoint
-from octavo.ops.api import BF16, F32, Norm, Ops, Packed
+from octavo.models.weights.quantise import (
+    BF16_FORM,
+    INT4,
+    INT8,
+    STORED_FORMS,
+    Form,
+    form_of,
+    quantise,
+    taken,
+    widened,
+)
+from octavo.ops.api import BF16, F32, Norm, Ops, Packed, Quantised, Weight
 
 CHECK_ELEMENTS = 256 * 1024
+QUANTISED_ELEMENTS = 128 * 1024
+"""Of one piece: its temporaries stay near the core."""
 EXPONENT = np.uint16(0x7F80)
 """The exponent bits of a bfloat16: all ones in NaN and the infinities."""
 
@@ -63,31 +78,60 @@ class Weights:
 
 
 def pack_weights(
-    spec: ModelSpec, names: WeightNames, checkpoint: Checkpoint, ops: Ops, *, threads: int
+    spec: ModelSpec,
+    names: WeightNames,
+    checkpoint: Checkpoint,
+    ops: Ops,
+    quantization: Quantization,
+    *,
+    threads: int,
 ) -> Weights:
-    """Read, check and pack every tensor of `checkpoint`.
+    """Read, check and pack every tensor of `checkpoint`, in the forms of `quantization`.
 
     Cost     each tensor is dropped once packed: `threads` layers at most lie in memory twice.
     Raises   ModelFileError: a tensor is missing, left over, of another shape, or not finite.
     """
-    reader = TensorReader(checkpoint)
+    reader = TensorReader(checkpoint, quantization)
     vocabulary = (spec.vocab_size, spec.hidden_size)
     reader.expect(names)
     executor = ThreadPoolExecutor(threads, thread_name_prefix="octavo-load")
     try:
-        embedding = executor.submit(_pack_one, reader, ops, names.embedding, vocabulary)
+        embedding = executor.submit(_pack_table, reader, ops, names.embedding, vocabulary)
         pack_layer = partial(_pack_layer, spec, reader, ops, names.interleaved_rotary)
         layers = tuple(executor.map(pack_layer, names.layers))
         table = embedding.result()
     finally:
         executor.shutdown(cancel_futures=True)
     final_norm = Norm(reader.vector(names.final_norm, spec.hidden_size), spec.norm_eps)
-    head = table if names.head is None else _pack_one(reader, ops, names.head, vocabulary)
+    head = table if names.head is None else _pack_table(reader, ops, names.head, vocabulary)
     return Weights(embedding=table, layers=layers, final_norm=final_norm, head=head)
 
 
-def _pack_one(reader: "TensorReader", ops: Ops, name: str, shape: tuple[int, int]) -> Packed:
-    return ops.pack(reader.matrix(name, *shape))
+def weights_bytes(
+    spec: ModelSpec, names: WeightNames, checkpoint: Checkpoint, quantization: Quantization
+) -> int:
+    """What matrices and norms take once packed. Nothing is read but how they are stored."""
+    hidden, ffn = spec.hidden_size, spec.ffn_size
+    shapes = checkpoint.shapes
+
+    def matrix(rows: int, columns: int, *stack: str, table: bool = False) -> int:
+        # A name that is not there is told when the weights are read.
+        kinds = [checkpoint.kind(name) for name in stack if name in shapes]
+        return form_of(kinds, quantization, table=table).nbytes(rows, columns) if kinds else 0
+
+    total = 4 * hidden * (2 * spec.layers + 1)
+    for name in {names.embedding, names.head or names.embedding}:
+        total += matrix(spec.vocab_size, hidden, name, table=True)
+    for layer in names.layers:
+        total += matrix(spec.qkv_size, hidden, layer.query, layer.key, layer.value)
+        total += matrix(hidden, spec.heads * spec.head_dim, layer.output)
+        total += 2 * matrix(ffn, hidden, layer.gate, layer.up)
+        total += matrix(hidden, ffn, layer.down)
+    return total
+
+
+def _pack_table(reader: "TensorReader", ops: Ops, name: str, shape: tuple[int, int]) -> Packed:
+    return ops.pack(reader.matrix(name, *shape, reader.form(name, table=True)))
 
 
 def _pack_layer(
@@ -95,45 +139,53 @@ def _pack_layer(
 ) -> LayerWeights:
     hidden, ffn = spec.hidden_size, spec.ffn_size
     q_size, kv_size = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    query, query_bias = _projection(reader, names.query, names.query_bias, q_size, hidden)
-    key, key_bias = _projection(reader, names.key, names.key_bias, kv_size, hidden)
-    value, value_bias = _projection(reader, names.value, names.value_bias, kv_size, hidden)
+    inputs, gates = (
+        reader.form(names.query, names.key, names.value),
+        reader.form(names.gate, names.up),
+    )
+    query = reader.matrix(names.query, q_size, hidden, inputs)
+    key = reader.matrix(names.key, kv_size, hidden, inputs)
+    value = reader.matrix(names.value, kv_size, hidden, inputs)
+    query_bias, key_bias = (
+        reader.bias(names.query_bias, q_size),
+        reader.bias(names.key_bias, kv_size),
+    )
     if interleaved:
         query, query_bias = halve_pairs(query, spec.heads), _halve_bias(query_bias, spec.heads)
         key, key_bias = halve_pairs(key, spec.kv_heads), _halve_bias(key_bias, spec.kv_heads)
-    gate, gate_bias = _projection(reader, names.gate, names.gate_bias, ffn, hidden)
-    up, up_bias = _projection(reader, names.up, names.up_bias, ffn, hidden)
-    output, output_bias = _projection(reader, names.output, names.output_bias, hidden, q_size)
-    down, down_bias = _projection(reader, names.down, names.down_bias, hidden, ffn)
+    value_bias = reader.bias(names.value_bias, kv_size)
+    gate, up = (reader.matrix(name, ffn, hidden, gates) for name in (names.gate, names.up))
+    output = reader.matrix(names.output, hidden, q_size, reader.form(names.output))
+    down = reader.matrix(names.down, hidden, ffn, reader.form(names.down))
     return LayerWeights(
         attention_norm=Norm(reader.vector(names.attention_norm, hidden), spec.norm_eps),
         qkv=ops.pack([query, key, value]),
         qkv_bias=_stack(query_bias, key_bias, value_bias),
         output=ops.pack(output),
-        output_bias=output_bias,
+        output_bias=reader.bias(names.output_bias, hidden),
         ffn_norm=Norm(reader.vector(names.ffn_norm, hidden), spec.norm_eps),
         gate_up=ops.pack_gated(gate, up),
-        gate_up_bias=_stack(gate_bias, up_bias),
+        gate_up_bias=_stack(reader.bias(names.gate_bias, ffn), reader.bias(names.up_bias, ffn)),
         down=ops.pack(down),
-        down_bias=down_bias,
+        down_bias=reader.bias(names.down_bias, hidden),
     )
 
 
-def _projection(
-    reader: "TensorReader", weight: str, bias: str | None, rows: int, columns: int
-) -> tuple[BF16, F32 | None]:
-    return reader.matrix(weight, rows, columns), None if bias is None else reader.vector(bias, rows)
-
-
-def halve_pairs(weight: BF16, heads: int) -> BF16:
+def halve_pairs(weight: Weight, heads: int) -> Weight:
     """Rows stored as rotary pairs (2i, 2i + 1) put back as halves (i, i + E / 2), head by head."""
-    pairs = weight.reshape(heads, -1, 2, *weight.shape[1:])
-    halves: BF16 = pairs.swapaxes(1, 2).reshape(weight.shape)
+    rows = weight.rows if isinstance(weight, Quantised) else len(weight)
+    order = np.arange(rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+    if isinstance(weight, Quantised):
+        return taken(weight, order)
+    halves: BF16 = weight[order]
     return halves
 
 
 def _halve_bias(bias: F32 | None, heads: int) -> F32 | None:
-    return None if bias is None else halve_pairs(bias, heads)
+    if bias is None:
+        return None
+    halves: F32 = bias.reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+    return halves
 
 
 def _stack(*biases: F32 | None) -> F32 | None:
@@ -142,11 +194,17 @@ def _stack(*biases: F32 | None) -> F32 | None:
 
 
 class TensorReader:
-    """Reads tensors by name, with the shape they must have."""
+    """Reads tensors by name, with the shape and in the form they must have."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, quantization: Quantization) -> None:
         self._checkpoint = checkpoint
+        self._quantization = quantization
         self._shapes = checkpoint.shapes
+
+    def form(self, *stack: str, table: bool = False) -> Form:
+        """The form of matrices that are stacked."""
+        kinds = [self._checkpoint.kind(name) for name in stack]
+        return form_of(kinds, self._quantization, table=table)
 
     def expect(self, names: WeightNames) -> None:
         """Refuse a checkpoint that lacks a tensor of the model, or holds one that it has not."""
@@ -164,15 +222,47 @@ class TensorReader:
                 "place in the model that the configuration describes"
             )
 
-    def matrix(self, name: str, rows: int, columns: int) -> BF16:
-        """The matrix in bfloat16. Raises ModelFileError: another shape, NaN or infinity."""
+    def matrix(self, name: str, rows: int, columns: int, form: Form) -> Weight:
+        """The matrix in that form. Raises ModelFileError: another shape, NaN or infinity."""
         self._check_shape(name, (rows, columns))
+        if form == BF16_FORM:
+            return self._bf16(name)
+        matrix = self._integers(name, rows, columns, form)
+        for factors in (matrix.scales, matrix.offsets):
+            if factors is not None and not np.isfinite(factors).all():
+                raise self._not_finite(name)
+        return matrix
+
+    def _bf16(self, name: str) -> BF16:
         matrix = self._checkpoint.bf16(name)
         bits = matrix.reshape(-1).view(np.uint16)
         for start in range(0, bits.size, CHECK_ELEMENTS):
             if (bits[start : start + CHECK_ELEMENTS] & EXPONENT).max() == EXPONENT:
                 raise self._not_finite(name)
         return matrix
+
+    def _integers(self, name: str, rows: int, columns: int, form: Form) -> Quantised:
+        stored = STORED_FORMS.get(self._checkpoint.kind(name))
+        if stored == form:
+            return self._checkpoint.quantised(name)
+        if form == INT8 and stored == INT4:
+            return widened(self._checkpoint.quantised(name))
+        return self._rounded(name, rows, columns, form.integer_bits)
+
+    def _rounded(self, name: str, rows: int, columns: int, bits: Literal[8, 4]) -> Quantised:
+        """Some rows at a time, so that no whole matrix of floats is ever there."""
+        step = max(1, QUANTISED_ELEMENTS // columns)
+        parts = []
+        for start in range(0, rows, step):
+            floats = self._checkpoint.f32(name, slice(start, start + step))
+            if not np.isfinite(floats).all():
+                raise self._not_finite(name)
+            parts.append(quantise(floats, bits))
+        values = np.concatenate([part.values for part in parts])
+        return Quantised(bits, columns, values, np.concatenate([part.scales for part in parts]))
+
+    def bias(self, name: str | None, size: int) -> F32 | None:
+        return None if name is None else self.vector(name, size)
 
     def vector(self, name: str, size: int) -> F32:
         """The vector in float32. Raises ModelFileError: another shape, NaN or infinity."""

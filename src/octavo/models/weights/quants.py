@@ -17,11 +17,13 @@ Source  GGUF specification; ggml's block structures (github.com/ggml-org/ggml, s
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
+
+from octavo.ops.api import F16, Quantised
 
 U8 = npt.NDArray[np.uint8]
 F32 = npt.NDArray[np.float32]
@@ -69,6 +71,19 @@ def dequantize_bf16(kind: str, raw: U8) -> BF16:
             values = encoding.decode(blocks[start : start + step])
             _round_into(values, out[start : start + step])
     return out.reshape(-1).view(ml_dtypes.bfloat16)
+
+
+def integers_of(kind: str, raw: U8, rows: int, columns: int) -> Quantised:
+    """The integers and factors of a matrix [rows, columns], of a kind in `INTEGERS`."""
+    blocks = raw.reshape(-1, ENCODINGS[kind].block_bytes)
+    bits, values, scales, offsets = INTEGERS[kind](blocks)
+    return Quantised(
+        bits,
+        columns,
+        np.ascontiguousarray(values).reshape(rows, -1),
+        scales.reshape(rows, -1),
+        None if offsets is None else offsets.reshape(rows, -1),
+    )
 
 
 def round_bf16(values: npt.NDArray[Any]) -> BF16:
@@ -218,6 +233,51 @@ def _decode_q6_k(blocks: U8) -> F32:
     out *= scales[:, :, None]
     return out.reshape(-1, 256)
 
+
+Integers = tuple[Literal[8, 4], U8, F16, F16 | None]
+"""Bits, values in the order of `Quantised`, scales, offsets."""
+
+
+def _half(blocks: U8, start: int) -> F16:
+    return blocks.view(np.float16)[:, start // 2].copy()
+
+
+def _integers_q8_0(blocks: U8) -> Integers:
+    return 8, blocks[:, 2:], _half(blocks, 0), None
+
+
+def _integers_q5_0(blocks: U8) -> Integers:
+    quants = _nibbles(blocks[:, 6:])
+    quants |= _fifth_bits(blocks[:, 2:6])
+    return 8, (quants.view(np.int8) - np.int8(16)).view(np.uint8), _half(blocks, 0), None
+
+
+def _integers_q4_0(blocks: U8) -> Integers:
+    return 4, blocks[:, 2:], _half(blocks, 0), None
+
+
+def _integers_q4_1(blocks: U8) -> Integers:
+    return 4, blocks[:, 4:], _half(blocks, 0), _half(blocks, 2)
+
+
+def _integers_q4_k(blocks: U8) -> Integers:
+    scales, minimums = _six_bit_scales(blocks[:, 4:16])
+    scales *= _scale(blocks, 0)
+    minimums *= -_scale(blocks, 2)
+    # Stored as two sub-blocks in the halves of 32 bytes; wanted as the halves of one in 16.
+    quants = _nibbles(blocks[:, 16:].reshape(-1, 4, 32)).reshape(-1, 8, 2, 16)
+    values = quants[:, :, 0] | quants[:, :, 1] << np.uint8(4)
+    with np.errstate(over="ignore"):  # a damaged scale may be infinite; weights are checked later
+        return 4, values, scales.astype(np.float16), minimums.astype(np.float16)
+
+
+INTEGERS: dict[str, Callable[[U8], Integers]] = {
+    "Q8_0": _integers_q8_0,
+    "Q5_0": _integers_q5_0,
+    "Q4_0": _integers_q4_0,
+    "Q4_1": _integers_q4_1,
+    "Q4_K": _integers_q4_k,
+}
 
 ENCODINGS = {
     "F32": Encoding(1, 4, _decode_f32),

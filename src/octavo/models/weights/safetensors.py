@@ -24,6 +24,7 @@ import numpy.typing as npt
 from octavo.errors import ModelFileError, ModelNotFound
 from octavo.models.weights.files import map_file, sample_bytes
 from octavo.models.weights.quants import BF16, F32, round_bf16
+from octavo.ops.api import Quantised
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -100,10 +101,16 @@ class SafetensorsCheckpoint:
         stored = self._stored(name)
         return stored if stored.dtype == ml_dtypes.bfloat16 else round_bf16(stored)
 
-    def f32(self, name: str) -> F32:
-        """The tensor in float32, every stored value exactly."""
+    def kind(self, name: str) -> str:
+        return self.tensors[name].dtype
+
+    def f32(self, name: str, rows: slice = slice(None)) -> F32:
+        """The tensor, or some rows of it, in float32, every stored value exactly."""
         with np.errstate(invalid="ignore"):  # a signalling NaN in a damaged file: checked later
-            return self._stored(name).astype(np.float32)
+            return self._stored(name)[rows].astype(np.float32)
+
+    def quantised(self, name: str) -> Quantised:
+        raise AssertionError(f"{name} is stored as floats")
 
     def fingerprint(self) -> str:
         """A digest of the headers, the sizes and a sample of each tensor's bytes."""

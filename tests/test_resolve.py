@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from octavo.config import EngineConfig, load_config
+from octavo.core.windows import blocks_for
 from octavo.errors import ConfigError
 from octavo.resolve import (
     DEFAULT_BATCHED_TOKENS,
@@ -22,12 +23,12 @@ from octavo.resolve import (
     resolve,
     settings_line,
 )
-from octavo.units import GIB, MIB, ceil_div
+from octavo.units import GIB, MIB
 
 MODEL = ModelFacts(
     weights_bytes=256 * MIB,
     kv_token_bytes=23_040,
-    groups=1,
+    windows=(None,),
     max_context=8192,
     vocab_size=49_152,
     hidden_size=576,
@@ -110,7 +111,7 @@ def test_what_is_refused_says_what_to_change(asked: dict[str, int], says: str) -
 
 def test_groups_share_the_pool() -> None:
     config = EngineConfig(kv_cache_memory=10 * 16 * 23_040)
-    resolved = resolve(config, replace(MODEL, groups=3), MACHINE)
+    resolved = resolve(config, replace(MODEL, windows=(None,) * 3), MACHINE)
     assert (resolved.blocks, resolved.pool_tokens, resolved.max_model_len) == (10, 48, 48)
     assert resolved.token_bytes == 3 * 23_040
     assert resolved.full_requests == 1
@@ -118,7 +119,7 @@ def test_groups_share_the_pool() -> None:
 
 def runs(resolved: Resolved) -> bool:
     """A request of the maximum length can be served, and every limit leaves room to go on."""
-    needed = ceil_div(resolved.max_model_len, resolved.block_size) * resolved.groups
+    needed = blocks_for(resolved.windows, resolved.max_model_len, resolved.block_size)
     return (
         needed <= resolved.blocks
         and resolved.full_requests >= 1
@@ -139,10 +140,10 @@ def test_every_mix_of_settings_is_refused_or_runs(rng: np.random.Generator) -> N
         (16, 128),
         (None, block, 7 * block + 1, int(rng.integers(1, 4000)) * block),
         (0.0, 0.5),
-        (1, 3),
+        ((None,), (None,) * 3, (512, None, 512), (1024,)),
     )
     accepted = refused = 0
-    for length, sequences, tokens, size, memory, watermark, groups in mixes:
+    for length, sequences, tokens, size, memory, watermark, windows in mixes:
         config = EngineConfig(
             max_model_len=length,
             max_num_seqs=sequences,
@@ -152,7 +153,7 @@ def test_every_mix_of_settings_is_refused_or_runs(rng: np.random.Generator) -> N
             watermark=watermark,
         )
         try:
-            resolved = resolve(config, replace(MODEL, groups=groups), MACHINE)
+            resolved = resolve(config, replace(MODEL, windows=windows), MACHINE)
         except ConfigError:
             refused += 1
             continue

@@ -24,7 +24,7 @@ SIZES = (64, 256, 1024)
 
 
 def scheduler_for(sequences: int) -> Scheduler:
-    cache = PrefixCache(block_size=BLOCK_SIZE, groups=1)
+    cache = PrefixCache(block_size=BLOCK_SIZE)
     manager = BlockManager(blocks=sequences * 80, block_size=BLOCK_SIZE, cache=cache)
     return Scheduler(manager, Limits(sequences=sequences, tokens=sequences + 512))
 

@@ -4,7 +4,7 @@
     └── × memory_fraction = budget
         ├── weights, as packed
         ├── headroom: activations of a full step, logits, the interpreter
-        └── pool: blocks of equal size; a token costs `groups` shares of them
+        └── pool: blocks of equal size; a token costs a share of one in each layer group
 
 `resolve` is pure. What it accepts can run: the limits agree with each other and one request of
 the maximum length fits into the pool, alone.
@@ -17,8 +17,9 @@ from pathlib import Path
 
 from octavo.config import RULES, EngineConfig, Quantization, Sources
 from octavo.core.budget import Ceilings, Limits
+from octavo.core.windows import Windows, blocks_for, longest_sequence
 from octavo.errors import ConfigError
-from octavo.units import MIB, ceil_div, human_bytes
+from octavo.units import MIB, human_bytes
 
 DEFAULT_NUM_SEQS = 64
 DEFAULT_BATCHED_TOKENS = 512
@@ -31,13 +32,14 @@ INTERPRETER_BYTES = 96 * MIB
 class ModelFacts:
     """What a loaded model says of itself.
 
-    `weights_bytes` as packed; `kv_token_bytes` the KV of one token in one layer group, of which
-    there are `groups`; `qkv_width` the queries, keys and values of one token, as floats.
+    `weights_bytes` as packed; `kv_token_bytes` the KV of one token in one layer group; `windows`
+    how many positions each of those sees, None for all; `qkv_width` the queries, keys and values of
+    one token, as floats.
     """
 
     weights_bytes: int
     kv_token_bytes: int
-    groups: int
+    windows: Windows
     max_context: int
     vocab_size: int
     hidden_size: int
@@ -62,7 +64,7 @@ class Resolved:
     blocks: int
     block_size: int
     block_bytes: int
-    groups: int
+    windows: Windows
     max_model_len: int
     limits: Limits
     ceilings: Ceilings
@@ -81,17 +83,19 @@ class Resolved:
 
     @property
     def pool_tokens(self) -> int:
-        """Tokens whose KV fits at once."""
-        return self.blocks // self.groups * self.block_size
+        """Tokens of one sequence whose KV fits at once."""
+        most = self.blocks * self.block_size
+        return longest_sequence(self.windows, self.block_size, self.blocks, most)
 
     @property
     def token_bytes(self) -> int:
-        return self.block_bytes * self.groups // self.block_size
+        """What a token costs while it is in every window."""
+        return self.block_bytes * len(self.windows) // self.block_size
 
     @property
     def full_requests(self) -> int:
         """Requests of the maximum length that fit at once."""
-        return self.blocks // (ceil_div(self.max_model_len, self.block_size) * self.groups)
+        return self.blocks // blocks_for(self.windows, self.max_model_len, self.block_size)
 
 
 def quantization_of(config: EngineConfig) -> Quantization:
@@ -117,11 +121,11 @@ def resolve(config: EngineConfig, model: ModelFacts, machine: MachineFacts) -> R
         blocks=blocks,
         block_size=config.block_size,
         block_bytes=block_bytes,
-        groups=model.groups,
+        windows=model.windows,
         max_model_len=max_model_len,
         limits=Limits(
             # A running sequence holds a block of every group at least.
-            sequences=min(sequences, blocks // model.groups),
+            sequences=min(sequences, blocks // len(model.windows)),
             tokens=tokens,
             waiting=config.max_queued_requests,
             waiting_tokens=config.max_queued_tokens,
@@ -134,7 +138,7 @@ def resolve(config: EngineConfig, model: ModelFacts, machine: MachineFacts) -> R
             tpot_target_s=config.tpot_target,
         ),
         ceilings=Ceilings(
-            sequences=min(most_sequences, blocks // model.groups),
+            sequences=min(most_sequences, blocks // len(model.windows)),
             tokens=most_tokens,
             watermark_blocks=blocks,
         ),
@@ -257,11 +261,12 @@ def _pool_bytes(
 
 def _max_model_len(config: EngineConfig, model: ModelFacts, blocks: int, block_bytes: int) -> int:
     """The longest prompt and answer that the model knows and the pool holds."""
-    fits = blocks // model.groups * config.block_size
+    size, windows = config.block_size, model.windows
+    fits = longest_sequence(windows, size, blocks, max(model.max_context, blocks * size))
     if fits == 0:
         raise ConfigError(
-            f"the KV cache is smaller than one block of {config.block_size} tokens "
-            f"({human_bytes(block_bytes * model.groups)}); raise kv_cache_memory or memory_fraction"
+            f"the KV cache is smaller than one block of {size} tokens "
+            f"({human_bytes(block_bytes * len(windows))}); raise kv_cache_memory or memory_fraction"
         )
     asked = config.max_model_len
     if asked is None:
@@ -272,7 +277,7 @@ def _max_model_len(config: EngineConfig, model: ModelFacts, blocks: int, block_b
             "lower it"
         )
     if asked > fits:
-        needed_bytes = ceil_div(asked, config.block_size) * model.groups * block_bytes
+        needed_bytes = blocks_for(windows, asked, size) * block_bytes
         raise ConfigError(
             f"max_model_len {asked} does not fit: the KV cache holds {fits} tokens; lower it to "
             f"that, or give kv_cache_memory {needed_bytes} ({human_bytes(needed_bytes)})"

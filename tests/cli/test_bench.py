@@ -30,7 +30,7 @@ def built_on_an_oracle(config: EngineConfig, *, slab_tokens: int | None = None) 
     manager = BlockManager(
         blocks=BLOCKS,
         block_size=BLOCK_SIZE,
-        cache=None if slab_tokens else PrefixCache(block_size=BLOCK_SIZE, groups=1),
+        cache=None if slab_tokens else PrefixCache(block_size=BLOCK_SIZE),
         slab_tokens=slab_tokens or 0,
     )
     runner = OracleRunner(blocks=BLOCKS, block_size=BLOCK_SIZE, vocabulary=VOCABULARY)

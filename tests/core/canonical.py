@@ -123,6 +123,7 @@ def _ahead(counters: dict[str, int]) -> Value:
 READERS: dict[tuple[type, str], Reader | None] = {
     (BlockManager, "_now"): None,
     (BlockManager, "_plan_id"): None,
+    (BlockManager, "_returned"): None,  # for the runner to know, decides nothing
     (BlockPool, "_references"): None,  # the owners say it, as `check` has found
     (BlockPool, "_holds"): None,
     (BlockPool, "_yielding"): None,

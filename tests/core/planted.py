@@ -10,7 +10,7 @@ from itertools import chain
 
 import pytest
 
-from octavo.core import policy
+from octavo.core import block_manager, policy
 from octavo.core.block_manager import BlockManager, _Found
 from octavo.core.block_pool import BlockPool, Shortage, Taken
 from octavo.core.budget import Budget
@@ -19,6 +19,7 @@ from octavo.core.plan import RowFailed, Sampled, Span
 from octavo.core.prefix_cache import Context, Fate, Prefix, PrefixCache
 from octavo.core.scheduler import Scheduler, _Part
 from octavo.core.sequence import Sequence, State
+from octavo.core.windows import first_held
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -26,7 +27,7 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 def shares_without_owning(patch: pytest.MonkeyPatch) -> None:
     """A hit does not count as an owner: the block is handed to another while it is read."""
 
-    def release(pool: BlockPool, block: int, *, keep: bool) -> None:
+    def release(pool: BlockPool, block: int, *, keep: bool, **how: bool) -> None:
         if pool._references[block]:
             pool._references[block] = 0
             (pool._cached.update({block: None}) if keep else pool._free.append(block))
@@ -85,7 +86,7 @@ def forks_without_owning(patch: pytest.MonkeyPatch) -> None:
         pool._cached.pop(block, None)
         pool._references[block] += 1
 
-    def release(pool: BlockPool, block: int, *, keep: bool) -> None:
+    def release(pool: BlockPool, block: int, *, keep: bool, **how: bool) -> None:
         if pool._references[block] == 1:
             (pool._cached.update({block: None}) if keep else pool._free.append(block))
         pool._references[block] = max(0, pool._references[block] - 1)
@@ -188,7 +189,23 @@ def swaps_layer_groups(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PrefixCache, "publish", crossed)
 
 
+def gives_back_too_early(patch: pytest.MonkeyPatch) -> None:
+    """A block leaves as soon as one of its positions is out of the window."""
+
+    def early(window: int | None, computed: int, block_size: int) -> int:
+        return first_held(window, computed + block_size - 1, block_size)
+
+    patch.setattr(block_manager, "first_held", early)
+
+
+def finds_a_prefix_without_its_window(patch: pytest.MonkeyPatch) -> None:
+    """Hits ask the groups that see all positions only."""
+    patch.setattr(PrefixCache, "_gap", lambda cache, chain, count, most: None)
+
+
 WRONG_CONTENT: list[Patch] = [
+    gives_back_too_early,
+    finds_a_prefix_without_its_window,
     shares_without_owning,
     forgets_evictions,
     skips_copies,
@@ -426,7 +443,30 @@ def publishes_one_block_for_two_prefixes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PrefixCache, "publish", twice)
 
 
+def gives_back_too_late(patch: pytest.MonkeyPatch) -> None:
+    def late(window: int | None, computed: int, block_size: int) -> int:
+        return max(0, first_held(window, computed, block_size) - 1)
+
+    patch.setattr(block_manager, "first_held", late)
+
+
+def gives_back_for_all_who_share(patch: pytest.MonkeyPatch) -> None:
+    """B001: what a branch gives back is free, though its siblings still read it."""
+    give_back = BlockManager._give_back
+
+    def wholly(manager: BlockManager, sequence: Sequence, group: int, window: int) -> None:
+        live = dict(sequence.tables[group].live())
+        give_back(manager, sequence, group, window)
+        for index, block in live.items():
+            if index < sequence.tables[group].first and manager.pool.references(block):
+                manager.pool.release(block, keep=False)
+
+    patch.setattr(BlockManager, "_give_back", wholly)
+
+
 WRONG_BOOKS: list[Patch] = [
+    gives_back_for_all_who_share,
+    gives_back_too_late,
     takes_any_epoch,
     leaves_the_adapter_out,
     leaks_what_it_found_when_the_rest_is_short,

@@ -17,6 +17,7 @@ from octavo.core.prefix_cache import Context, HashFunction, PrefixCache, sha256
 from octavo.core.request import Pin, Request, Sampling
 from octavo.core.scheduler import Scheduler
 from octavo.core.swap import HostArena, SwapSetup
+from octavo.core.windows import Windows
 from octavo.simulate.oracle import OracleRunner, answer_alone
 
 
@@ -31,7 +32,7 @@ class Setup:
 
     blocks: int = 64
     block_size: int = 4
-    groups: int = 1
+    windows: Windows = (None,)
     sequences: int = 8
     tokens: int = 64
     watermark_blocks: int = 1
@@ -64,13 +65,13 @@ class Setup:
         cache = None
         if self.cached:
             cache = PrefixCache(
-                block_size=self.block_size, groups=self.groups, hash_function=self.hash_function
+                block_size=self.block_size, windows=self.windows, hash_function=self.hash_function
             )
         swap = self.swap()
         return BlockManager(
             blocks=self.blocks,
             block_size=self.block_size,
-            groups=self.groups,
+            windows=self.windows,
             cache=cache,
             arena=None if swap is None else HostArena(swap),
         )
@@ -101,9 +102,13 @@ class Setup:
         return OracleRunner(
             blocks=self.blocks,
             block_size=self.block_size,
-            groups=self.groups,
+            windows=self.windows,
             vocabulary=self.vocabulary,
         )
+
+
+WINDOWS: list[Windows] = [(None,), (None,), (None, None), (None, 5), (1, 7, None), (3,), (8, 24)]
+"""Of layer groups: full ones, sliding ones, both."""
 
 
 def random_setup(random: Random) -> Setup:
@@ -111,7 +116,7 @@ def random_setup(random: Random) -> Setup:
     return Setup(
         blocks=random.randint(3, 30),
         block_size=random.choice([1, 2, 4]),
-        groups=random.choice([1, 1, 2]),
+        windows=random.choice(WINDOWS),
         sequences=random.randint(1, 6),
         tokens=random.randint(1, 20),
         watermark_blocks=random.randint(0, 2),

@@ -95,7 +95,7 @@ def start(world: World) -> Place:
     oracle = OracleRunner(
         blocks=setup.blocks,
         block_size=setup.block_size,
-        groups=setup.groups,
+        windows=setup.windows,
         vocabulary=VOCABULARY,
     )
     return Place(Replay(setup), oracle, requests)

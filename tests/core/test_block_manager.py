@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.core.serving import constant_hash
+from tests.core.serving import WINDOWS, constant_hash
 
 from octavo.core.block_manager import Admission, BlockManager, Reservation
 from octavo.core.block_pool import Shortage
@@ -19,12 +19,13 @@ from octavo.core.plan import TableWrite
 from octavo.core.prefix_cache import Context, PrefixCache, sha256
 from octavo.core.request import Pin, Request
 from octavo.core.sequence import Sequence
+from octavo.core.windows import Windows
 from octavo.units import ceil_div
 
 
-def manager_of(blocks: int, size: int = 4, groups: int = 1) -> BlockManager:
-    cache = PrefixCache(block_size=size, groups=groups)
-    return BlockManager(blocks=blocks, block_size=size, groups=groups, cache=cache)
+def manager_of(blocks: int, size: int = 4, windows: Windows = (None,)) -> BlockManager:
+    cache = PrefixCache(block_size=size, windows=windows)
+    return BlockManager(blocks=blocks, block_size=size, windows=windows, cache=cache)
 
 
 ALL = {"chunk": 999, "upto": 0}
@@ -113,7 +114,7 @@ def test_a_full_hit_without_room_for_a_copy_computes_the_last_block_again() -> N
 
 
 def test_a_prompt_of_300_tokens_copies_the_12_that_begin_its_19th_block() -> None:
-    manager = BlockManager(blocks=60, block_size=16, cache=PrefixCache(block_size=16, groups=1))
+    manager = BlockManager(blocks=60, block_size=16, cache=PrefixCache(block_size=16))
     warm(manager, *range(400))
     admission = admitted(manager, sequence_of(manager, *range(300), 1000))
     assert (admission.cached_tokens, admission.blocks_found) == (300, 18)
@@ -142,7 +143,7 @@ def test_another_salt_hits_nothing() -> None:
 
 
 def test_the_tail_of_a_prefix_is_evicted_before_its_head_in_every_group() -> None:
-    manager = manager_of(8, groups=2)
+    manager = manager_of(8, windows=(None, None))
     warm(manager, *range(16))
     other = sequence_of(manager, *range(100, 104))
     admitted(manager, other)
@@ -169,7 +170,7 @@ def test_missing_knows_what_leaving_sequences_would_give_back() -> None:
 
 
 def test_reserve_says_only_what_changed() -> None:
-    manager = manager_of(3, groups=1)
+    manager = manager_of(3)
     sequence = sequence_of(manager, *range(4))
     admitted(manager, sequence)
     assert manager.reserve(sequence, 4) == Reservation((), (), ())
@@ -201,7 +202,7 @@ def forked(manager: BlockManager, parent: Sequence, *tokens: int, upto: int) -> 
 
 
 def test_a_fork_takes_no_block_and_the_first_writer_copies_one() -> None:
-    manager = manager_of(8, groups=2)
+    manager = manager_of(8, windows=(None, None))
     parent = sequence_of(manager, *range(6))
     admitted(manager, parent)
     computed(manager, parent)
@@ -277,12 +278,12 @@ class ManagerMachine(RuleBasedStateMachine):
     @initialize(
         blocks=st.integers(1, 16),
         size=st.sampled_from([1, 2, 3]),
-        groups=st.sampled_from([1, 2]),
+        windows=st.sampled_from(WINDOWS),
         hash_function=st.sampled_from([sha256, constant_hash]),
     )
-    def open(self, blocks: int, size: int, groups: int, hash_function: object) -> None:
-        cache = PrefixCache(block_size=size, groups=groups, hash_function=hash_function)
-        self.manager = BlockManager(blocks=blocks, block_size=size, groups=groups, cache=cache)
+    def open(self, blocks: int, size: int, windows: Windows, hash_function: object) -> None:
+        cache = PrefixCache(block_size=size, windows=windows, hash_function=hash_function)
+        self.manager = BlockManager(blocks=blocks, block_size=size, windows=windows, cache=cache)
         self.cells: dict[tuple[int, int], tuple] = {}
         self.running: list[Sequence] = []
         self.holds = Holds(self.manager)
@@ -323,7 +324,7 @@ class ManagerMachine(RuleBasedStateMachine):
         self.running.append(sequence)
         self.copy(admission)
         first = min(len(tokens), admission.cached_tokens + room["chunk"])
-        self.covers(sequence, max(first, room["upto"]))
+        self.covers(sequence, first, max(first, room["upto"]))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), share=st.floats(0.1, 1))
@@ -334,7 +335,8 @@ class ManagerMachine(RuleBasedStateMachine):
         if not self.reserve(sequence, stop):
             return
         for group, table in enumerate(sequence.tables):
-            for position in range(start):
+            window = self.manager.windows[group] or length
+            for position in range(max(0, start + 1 - window), start):
                 assert self.cell(table, position) == self.content(sequence, group, position)
             for position in range(start, stop):
                 place = (table[position // self.manager.block_size], self.offset(position))
@@ -348,7 +350,7 @@ class ManagerMachine(RuleBasedStateMachine):
         upto = len(sequence.tokens) + 1
         if self.reserve(sequence, upto):
             sequence.tokens.append(token)
-            self.covers(sequence, upto)
+            self.covers(sequence, upto, upto)
 
     def reserve(self, sequence: Sequence, upto: int) -> bool:
         """Whether the sequence may write on; if not it is gone."""
@@ -393,9 +395,12 @@ class ManagerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data(), share=st.floats(0, 1), tail=st.lists(st.integers(0, 2), max_size=3))
     def fork(self, data: st.DataObject, share: float, tail: list[int]) -> None:
-        """A child of a part, or of all, of what a sequence has computed; it takes no block."""
+        """A child of a part, or of all, of what a sequence has computed; it takes no block. What a
+        window has left behind cannot be forked any more."""
         parent = data.draw(st.sampled_from(self.running))
         upto = int(parent.computed * share)
+        while self.manager._held(parent, upto).tokens < upto:
+            upto += 1
         tokens = (*parent.tokens[:upto], *(tail or [0]))
         salt, use_cache = parent.context.salt, parent.request.use_cache
         child = sequence_of(self.manager, *tokens, salt=salt, use_cache=use_cache)
@@ -404,7 +409,7 @@ class ManagerMachine(RuleBasedStateMachine):
         assert self.manager.pool.available == available
         child.admit(row=row, cached=upto, now=0.0)
         self.running.append(child)
-        self.covers(child, upto)
+        self.covers(child, upto, upto)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
@@ -438,11 +443,13 @@ class ManagerMachine(RuleBasedStateMachine):
         if isinstance(admission, Shortage):
             assert admission.blocks == missing
             return
-        assert admission.cached_tokens >= hold.common_with(sequence) - self.manager.block_size
+        if not any(self.manager.windows):
+            least = hold.common_with(sequence) - self.manager.block_size
+            assert admission.cached_tokens >= least
         sequence.admit(row=row, cached=admission.cached_tokens, now=0.0)
         self.running.append(sequence)
         self.copy(admission)
-        self.covers(sequence, len(tokens))
+        self.covers(sequence, len(tokens), len(tokens))
 
     @precondition(lambda self: self.running)
     @rule(
@@ -486,9 +493,12 @@ class ManagerMachine(RuleBasedStateMachine):
         assert self.manager.release(sequence) == len(freed)
         self.running.remove(sequence)
 
-    def covers(self, sequence: Sequence, length: int) -> None:
-        for table in sequence.tables:
-            assert len(table) == ceil_div(length, self.manager.block_size)
+    def covers(self, sequence: Sequence, least: int, most: int) -> None:
+        """Groups that see all cover `most` positions, those with a window the `least` or more."""
+        size = self.manager.block_size
+        for table, window in zip(sequence.tables, self.manager.windows, strict=True):
+            lowest = ceil_div(least if window else most, size)
+            assert lowest <= len(table) <= ceil_div(most, size)
 
     def content(self, sequence: Sequence, group: int, position: int) -> tuple:
         return (sequence.context.salt, group, tuple(sequence.tokens[: position + 1]))

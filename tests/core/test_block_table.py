@@ -41,7 +41,23 @@ def test_clear_returns_every_block_once() -> None:
 
 def test_only_entries_that_hold_a_block_are_live() -> None:
     table = BlockTable(4)
-    table.grow((7, ABSENT, 9))
-    assert list(table.live()) == [(0, 7), (2, 9)]
-    assert table.replace(0, ABSENT) == 7
-    assert list(table.live()) == [(2, 9)]
+    table.skip(1)
+    table.grow((7, 9, 3))
+    assert list(table.live()) == [(1, 7), (2, 9), (3, 3)]
+    assert table.give_back(3) == ((1, 7), (2, 9))
+    assert table.give_back(2) == ()
+    assert list(table.live()) == [(3, 3)]
+    assert table.blocks == (ABSENT, ABSENT, ABSENT, 3)
+    assert table.covers(16)
+    assert table.missing(17) == 1
+
+
+def test_the_peak_counts_live_entries() -> None:
+    table = BlockTable(4)
+    table.skip(2)
+    for block in range(5):
+        table.grow((block,))
+        table.give_back(len(table) - 2)
+    assert (table.peak, len(table)) == (3, 7)
+    table.clear()
+    assert table.first == 0

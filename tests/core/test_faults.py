@@ -567,7 +567,7 @@ def test_the_prefix_of_a_request_that_failed_is_not_found_again(
     random: Random, groups: int, when: int
 ) -> None:
     """A damaged block stayed in the prefix cache, and every request that found it failed too."""
-    serving = Serving(Setup(block_size=4, groups=groups, tokens=8))
+    serving = Serving(Setup(block_size=4, windows=(None,) * groups, tokens=8))
     start = prompt(random, 8)
     bad = request("bad", start + prompt(random, 9), 6)
     serving.submit(request("neighbour", start + prompt(random, 5), 12))

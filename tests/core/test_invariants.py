@@ -14,7 +14,7 @@ Falsify = Callable[[Scheduler], object]
 
 def busy() -> Scheduler:
     """Two that run and share a prefix, one that waits, a cached prefix nobody owns."""
-    serving = Serving(Setup(blocks=20, groups=2, sequences=2))
+    serving = Serving(Setup(blocks=20, windows=(None, None), sequences=2))
     for name, start in (("gone", 60), ("one", 1), ("two", 1), ("waits", 30)):
         tokens = (*range(start, start + 9),)
         serving.submit(Request(id=name, prompt=tokens, max_tokens=1 if name == "gone" else 9))

@@ -36,7 +36,7 @@ def catches(seed: int) -> str | None:
 
 def share_nothing_across_contexts() -> None:
     """What was computed in one context is found in that one, and in none that differs from it."""
-    cache = PrefixCache(block_size=2, groups=1)
+    cache = PrefixCache(block_size=2)
     manager = BlockManager(blocks=8, block_size=2, cache=cache)
     first = Context(model="m", layout="l", adapter="a", salt="s", attachments=("t",))
     others = [

@@ -12,12 +12,15 @@ from hypothesis import strategies as st
 from tests.core.serving import constant_hash
 
 from octavo.core.prefix_cache import Context, Fate, HashFunction, Prefix, PrefixCache, sha256
+from octavo.core.windows import Windows
 
 GONE = Fate("evicted", "r", 1.0, 7)
 
 
-def cache_of(size: int, hash_function: HashFunction = sha256, groups: int = 1) -> PrefixCache:
-    return PrefixCache(block_size=size, groups=groups, hash_function=hash_function)
+def cache_of(
+    size: int, hash_function: HashFunction = sha256, windows: Windows = (None,)
+) -> PrefixCache:
+    return PrefixCache(block_size=size, windows=windows, hash_function=hash_function)
 
 
 def chain_of(cache: PrefixCache, context: Context, tokens: list[int]) -> list[Prefix]:
@@ -107,7 +110,7 @@ def test_a_salt_that_is_no_valid_unicode_has_a_key() -> None:
 
 
 def test_match_ends_at_the_first_block_missing_in_any_group() -> None:
-    cache = cache_of(2, groups=2)
+    cache = cache_of(2, windows=(None, None))
     chain = chain_of(cache, Context(), [1, 2, 3, 4, 5, 6])
     for index, node in enumerate(chain):
         cache.publish(node, 0, index)
@@ -144,7 +147,7 @@ def test_the_node_that_begins_most_alike_is_found(
 
 
 def test_only_a_node_with_a_block_in_every_group_is_found_by_how_it_begins() -> None:
-    cache = cache_of(2, groups=2)
+    cache = cache_of(2, windows=(None, None))
     parent, node = chain_of(cache, Context(), [1, 2, 3, 4])
     cache.publish(node, 1, 7)
     assert cache.begins_like(parent, (3,)) is None
@@ -213,7 +216,7 @@ def test_a_prefix_that_left_is_remembered_until_it_is_back() -> None:
 
 
 def test_only_the_latest_fates_are_kept() -> None:
-    cache = PrefixCache(block_size=1, groups=1, fates=3)
+    cache = PrefixCache(block_size=1, fates=3)
     nodes = chain_of(cache, Context(), list(range(5)))
     for round_ in range(2):
         for block, node in enumerate(nodes):
@@ -244,7 +247,7 @@ def test_B012_keys_are_the_same_whatever_the_hash_seed() -> None:
         "from octavo.core.prefix_cache import *\n"
         "chain = []\n"
         "context = Context(model='m', adapter='a', salt='s', attachments=('t',))\n"
-        "PrefixCache(block_size=2, groups=1).extend(chain, context, [1, 2, 3, 4], 4)\n"
+        "PrefixCache(block_size=2).extend(chain, context, [1, 2, 3, 4], 4)\n"
         "print([node.key.hex() for node in chain])"
     )
     printed = {

@@ -104,7 +104,7 @@ def test_two_requests_share_the_blocks_of_a_prefix(random: Random) -> None:
 
 @pytest.mark.parametrize("groups", [1, 2])
 def test_every_table_holds_its_length_over_the_block_size(random: Random, groups: int) -> None:
-    setup = Setup(blocks=400, block_size=16, groups=groups, tokens=100, sequences=6)
+    setup = Setup(blocks=400, block_size=16, windows=(None,) * groups, tokens=100, sequences=6)
     serving = Serving(setup)
     for number in range(6):
         serving.submit(request(str(number), prompt(random, random.randint(1, 200)), 40))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from tests.core.serving import (
     DRAWN,
+    WINDOWS,
     Serving,
     Setup,
     constant_hash,
@@ -27,7 +28,7 @@ SETUPS = st.builds(
     Setup,
     blocks=st.integers(3, 24),
     block_size=st.sampled_from([1, 2, 4]),
-    groups=st.sampled_from([1, 2]),
+    windows=st.sampled_from(WINDOWS),
     sequences=st.integers(1, 5),
     tokens=st.integers(1, 16),
     watermark_blocks=st.integers(0, 2),

@@ -8,6 +8,7 @@ from octavo.core.budget import Ceilings, Limits
 from octavo.core.calls import CoreSetup
 from octavo.core.request import Pin, Request, Sampling
 from octavo.core.swap import SwapSetup
+from octavo.core.windows import Windows
 from octavo.simulate.oracle import answer_alone
 
 DRAWN = Sampling(temperature=1.0)
@@ -21,7 +22,7 @@ def setup(
     blocks: int,
     *,
     block_size: int = 2,
-    groups: int = 1,
+    windows: Windows = (None,),
     host_blocks: int = 0,
     prefix_caching: bool = True,
     **limits: object,
@@ -31,7 +32,7 @@ def setup(
     return CoreSetup(
         blocks=blocks,
         block_size=block_size,
-        groups=groups,
+        windows=windows,
         limits=Limits(**bounds),
         prefix_caching=prefix_caching,
         swap=arena if host_blocks else None,
@@ -89,10 +90,20 @@ TROUBLES = World(
 """Any of the rows of a step stop or fail at once."""
 
 GROUPS = World(
-    setup=setup(6, groups=2, block_size=2),
+    setup=setup(6, windows=(None, None), block_size=2),
     requests=(request("a", (1, 2, 3), 3), request("b", (1, 2, 3, 4), 2, priority=-1)),
     depth=2,
 )
+
+WINDOWS = World(
+    setup=setup(7, windows=(None, 2), block_size=2),
+    requests=(
+        request("a", (1, 2, 3), 4, branches=2, sampling=DRAWN),
+        request("b", (1, 2, 3, 4, 5), 2, priority=-1),
+    ),
+    depth=2,
+)
+"""A layer group that sees two positions beside one that sees all; branches start late."""
 
 TOKENS = World(
     setup=setup(5, block_size=1, tokens=2),
@@ -173,6 +184,7 @@ WORLDS = {
     "chunks": CHUNKS,
     "troubles": TROUBLES,
     "groups": GROUPS,
+    "windows": WINDOWS,
     "tokens": TOKENS,
     "swaps": SWAPS,
     "swapped branches": SWAPPED_BRANCHES,

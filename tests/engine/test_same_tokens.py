@@ -150,9 +150,7 @@ class Served:
         storage = KVStorage(model.spec.kv_layout(16), blocks)
         storage.poison()
         runner = ModelRunner(model.decoder, ops, storage, rows=sequences, max_context=MAX_CONTEXT)
-        manager = BlockManager(
-            blocks=blocks, block_size=16, cache=PrefixCache(block_size=16, groups=1)
-        )
+        manager = BlockManager(blocks=blocks, block_size=16, cache=PrefixCache(block_size=16))
         limits = Limits(sequences=sequences, tokens=tokens, watermark_blocks=0)
         return Engine(Scheduler(manager, limits), runner)
 

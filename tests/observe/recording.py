@@ -94,7 +94,7 @@ def core_setup(setup: Setup) -> CoreSetup:
         block_size=setup.block_size,
         limits=setup.limits(),
         ceilings=setup.ceilings(),
-        groups=setup.groups,
+        windows=setup.windows,
         prefix_caching=setup.cached,
         swap=setup.swap(),
         context=Context(model="oracle", layout="größe\n"),

@@ -1,6 +1,7 @@
 """Lives in words: why a request waited, who took its blocks, what that cost."""
 
 import json
+from dataclasses import replace
 from random import Random
 
 import msgspec
@@ -108,15 +109,18 @@ def test_accounts_agree_with_the_core(seed: int) -> None:
 
 
 def test_blocks_over_time_are_those_of_the_tables(seed: int) -> None:
+    """What a commit gives back is told by the next plan."""
     random, lives = Random(seed), Lives(ended=None)
-    serving = watched(small_setup(random), lives)
-    for number in range(6):
+    serving = watched(replace(small_setup(random), windows=(None, 3, 7), blocks=60), lives)
+    for number in range(12):
         serving.submit(request(random, f"r{number}", random.randint(1, 8), random.randint(1, 8)))
-        serving.step()
+        serving.launch()
         for sequence in serving.scheduler.running:
             life = lives.named(sequence.id)
             assert life is not None
-            assert life.blocks[-1][1] == sum(len(table) for table in sequence.tables)
+            held = [len(list(table.live())) for table in sequence.tables]
+            assert life.blocks[-1][1] == sum(held)
+        serving.land()
     serving.finish()
 
 

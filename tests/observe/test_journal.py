@@ -55,7 +55,8 @@ def test_what_is_read_is_what_was_told(tmp_path: Path, seed: int) -> None:
 def test_every_field_of_a_plan_has_its_place() -> None:
     """A field that is added to a plan must be added here and in the journal."""
     names = {field.name for field in dataclasses.fields(StepPlan)}
-    assert names == {"id", "binds", "writes", "copies", "moves", "spans", "decisions"}
+    fields = {"id", "binds", "writes", "copies", "moves", "spans", "decisions", "returned"}
+    assert names == fields
     assert Span._fields == ("row", "start", "stop", "tokens", "samples")
 
 

@@ -20,7 +20,7 @@ SETUPS = {
         preemption="swap",
         watermark_blocks=0,
     ),
-    "groups": Setup(blocks=12, block_size=4, groups=2, sequences=3, tokens=16),
+    "groups": Setup(blocks=12, block_size=4, windows=(None, 7), sequences=3, tokens=16),
 }
 
 

@@ -63,7 +63,7 @@ def test_cells_of_another_salt_or_prefix_are_found(other: Request) -> None:
 
 
 def test_groups_must_not_swap_their_blocks() -> None:
-    oracle = OracleRunner(blocks=4, block_size=4, groups=2)
+    oracle = OracleRunner(blocks=4, block_size=4, windows=(None, None))
     oracle.execute(first_step(writes=(TableWrite(0, 0, 0, (1,)), TableWrite(0, 1, 0, (2,)))))
     swapped = (TableWrite(0, 0, 0, (2,)), TableWrite(0, 1, 0, (1,)))
     with pytest.raises(WrongContent, match="group 0"):
@@ -131,7 +131,7 @@ def serve(setup: Setup, seed: int, requests_served: int) -> None:
             raise WrongContent(f"{name}: another answer than alone")
 
 
-SETUP = Setup(blocks=18, block_size=4, sequences=6, tokens=10, groups=2)
+SETUP = Setup(blocks=18, block_size=4, sequences=6, tokens=10, windows=(None, 7))
 
 
 def test_a_sound_core_is_found_sound(seed: int) -> None:

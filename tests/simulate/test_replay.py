@@ -73,12 +73,12 @@ def test_another_token_gives_other_answers(seed: int) -> None:
     setup, told = next(
         (setup, told)
         for setup, told in (run_of(Random(f"{seed} {run}")) for run in count())
-        if any(isinstance(call, Commit) and call.result.outcomes for call, _ in told)
+        if any(isinstance(call, Commit) and answer for call, answer in told)
     )
     index, call = next(
         (index, call)
-        for index, (call, _) in enumerate(told)
-        if isinstance(call, Commit) and call.result.outcomes
+        for index, (call, answer) in enumerate(told)
+        if isinstance(call, Commit) and answer
     )
     outcomes = tuple(
         outcome._replace(token=outcome.token + 1)

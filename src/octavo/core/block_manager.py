@@ -7,18 +7,19 @@ cache (which content can be shared). Every call covers what is asked or changes 
 from collections import Counter
 from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, replace
-from itertools import chain
+from dataclasses import dataclass
+from itertools import chain, zip_longest
 from typing import Protocol
 
 from octavo.core.block_pool import BlockPool, Shortage
 from octavo.core.block_table import ABSENT, BlockTable
 from octavo.core.budget import Preemption
-from octavo.core.plan import BlockCopy, Move, TableWrite
+from octavo.core.plan import BlockCopy, Move, Returned, TableWrite
 from octavo.core.policy import Yielding, swap_or_recompute
 from octavo.core.prefix_cache import Fate, Prefix, PrefixCache
 from octavo.core.sequence import Sequence
 from octavo.core.swap import HostArena
+from octavo.core.windows import Windows, blocks_for, first_held, longest_chunk
 from octavo.units import ceil_div
 
 
@@ -86,9 +87,9 @@ class Lead:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Blocks that hold the first `tokens` positions, an entry each, of one block a layer group.
-
-    `parent` owns them; without one they are in the prefix cache.
+    """Blocks that hold the first `tokens` positions, an entry each, of one block a layer group; of
+    a group with a window perhaps only the last ones, ABSENT before. `parent` owns them; without
+    one they are in the prefix cache.
     """
 
     entries: tuple[tuple[int, ...], ...]
@@ -97,7 +98,8 @@ class _Found:
 
 
 class BlockManager:
-    """Each position of a sequence needs one slot in one block of every layer group.
+    """Each position of a sequence needs one slot in one block of every layer group; the groups
+    with a window give back the blocks that have left it.
 
     With `slab_tokens` an admission reserves that many positions, however short the sequence is:
     what an allocator of contiguous slabs would do, for comparison. Preempted sequences can be
@@ -109,7 +111,7 @@ class BlockManager:
         *,
         blocks: int,
         block_size: int,
-        groups: int = 1,
+        windows: Windows = (None,),
         cache: PrefixCache | None = None,
         slab_tokens: int = 0,
         arena: HostArena | None = None,
@@ -117,9 +119,11 @@ class BlockManager:
         self.pool = BlockPool(blocks)
         self.arena = arena
         self.block_size = block_size
-        self.groups = groups
+        self.windows = windows
+        self._sliding = [(g, window) for g, window in enumerate(windows) if window is not None]
         self._cache = cache
         self._slab_tokens = slab_tokens
+        self._returned: list[Returned] = []
         self._now = 0.0
         self._plan_id = 0
 
@@ -131,9 +135,18 @@ class BlockManager:
     def cache(self) -> PrefixCache | None:
         return self._cache
 
+    @property
+    def groups(self) -> int:
+        return len(self.windows)
+
     def blocks_for(self, positions: int) -> int:
         """How many blocks a sequence of `positions` positions takes, over all layer groups."""
-        return self.groups * ceil_div(max(positions, self._slab_tokens), self.block_size)
+        return blocks_for(self.windows, max(positions, self._slab_tokens), self.block_size)
+
+    def longest_chunk(self, positions: int) -> int:
+        """In what chunks a sequence of `positions` positions, which fits, can be computed alone."""
+        reserved = max(positions, self._slab_tokens)
+        return longest_chunk(self.windows, reserved, self.block_size, self.pool.total)
 
     def admit(
         self,
@@ -148,7 +161,8 @@ class BlockManager:
         """Cover what the sequence needs to start, sharing what the prefix cache or `parent` has.
 
         That is the `chunk` positions after those found, as far as the sequence goes, and all
-        positions below `upto`.
+        positions below `upto`, of which a group with a window needs no more at once than that and
+        a chunk.
         Returns  Shortage if fewer than `headroom` blocks would stay available. Nothing has changed.
         Keeps    at least one position is left to compute; a shared block is never written to.
         """
@@ -158,8 +172,8 @@ class BlockManager:
         private = sequence.private and self._swapped_tokens(sequence) > found.tokens
         self._share(sequence, found)
         sequence.private |= private
-        reach = self._reach(sequence, found, chunk, upto)
-        reservation = self._cover(sequence, row, found.tokens, reach)
+        reaches = self._reaches(sequence, found, chunk, upto)
+        reservation = self._cover(sequence, row, found.tokens, reaches)
         assert isinstance(reservation, Reservation), "counted before"
         whole = found.tokens // self.block_size
         swapped = self._swapped_tokens(sequence)
@@ -167,8 +181,8 @@ class BlockManager:
             writes=self._tables_of(sequence, row),
             copies=reservation.copies,
             cached_tokens=found.tokens,
-            blocks_found=self.groups * whole,
-            blocks_allocated=sum(len(table) - whole for table in sequence.tables),
+            blocks_found=sum(max(0, whole - table.first) for table in sequence.tables),
+            blocks_allocated=sum(len(table) - max(whole, table.first) for table in sequence.tables),
             evicted=reservation.evicted,
             parent=found.parent,
             restored_tokens=swapped if swapped > found.tokens else 0,
@@ -206,7 +220,7 @@ class BlockManager:
         """
         if self._cache is None or not sequence.request.use_cache or self._swapped_tokens(sequence):
             return None
-        found, size = self._find(sequence), self.block_size
+        found, size = self._find(sequence, 1), self.block_size
         nodes, tokens = sequence.prefixes, found.tokens
         if parent is not None:
             tokens = max(tokens, parent.common_with(sequence))
@@ -231,11 +245,14 @@ class BlockManager:
         """Let `child`, which owns nothing, go on from the first `upto` positions of `parent`.
 
         Every block is shared, a partly filled last one too, and none is taken: who of the two
-        writes to that one first gets a copy of it in `reserve`.
+        writes to that one first gets a copy of it in `reserve`. With windows the parent must still
+        hold what the child needs: it does for the newest position it computed, and the one after.
         Returns  the writes that a runner applies for the child's `row`.
         """
         assert upto <= parent.computed, f"{parent.id} has computed {parent.computed}, not {upto}"
-        self._share(child, self._held(parent, upto))
+        found = self._held(parent, upto)
+        assert found.tokens == upto, f"{parent.id} has given back what {child.id} needs"
+        self._share(child, found)
         return self._tables_of(child, row)
 
     def _fit(
@@ -249,41 +266,51 @@ class BlockManager:
         holds: bool = False,
     ) -> tuple[_Found, int]:
         """(what to share, blocks missing), were the `freed` available too."""
-        found = self._find(sequence)
-        if parent is not None:
-            held = self._held(parent, parent.common_with(sequence))
-            found = max(found, held, key=lambda one: one.tokens)
-        if self._swapped_tokens(sequence) > found.tokens:
-            found = self._whole(found)  # the rest comes back by moves
-        reach = self._reach(sequence, found, chunk, upto)
-        short = self._shortage(found, reach, headroom, freed, holds)
+        found = self._most(sequence, parent, 1)
+        if self._swapped_tokens(sequence) > found.tokens:  # the rest comes back by moves
+            found = self._most(sequence, parent, self.block_size)
+        reaches = self._reaches(sequence, found, chunk, upto)
+        short = self._shortage(sequence, found, reaches, headroom, freed, holds)
         if short and found.tokens % self.block_size:
             # the copy may need one block more than computing that block again
-            found = self._whole(found)
-            reach = self._reach(sequence, found, chunk, upto)
-            short = self._shortage(found, reach, headroom, freed, holds)
+            found = self._most(sequence, parent, self.block_size)
+            reaches = self._reaches(sequence, found, chunk, upto)
+            short = self._shortage(sequence, found, reaches, headroom, freed, holds)
         return found, short
 
-    def _whole(self, found: _Found) -> _Found:
-        """Without the copy of a part of a block."""
-        whole = found.tokens // self.block_size
-        return replace(found, entries=found.entries[:whole], tokens=whole * self.block_size)
+    def _most(self, sequence: Sequence, parent: Parent | None, step: int) -> _Found:
+        """What the prefix cache or `parent` has, a multiple of `step` tokens: one, or a block."""
+        found = self._find(sequence, step)
+        if parent is None:
+            return found
+        shared = parent.common_with(sequence) // step * step
+        return max(found, self._held(parent, shared), key=lambda one: one.tokens)
 
-    def _reach(self, sequence: Sequence, found: _Found, chunk: int, upto: int) -> int:
-        """Below which position an admission with these hits covers all."""
-        first = min(found.tokens + chunk, len(sequence.tokens))
-        return max(first, upto, self._slab_tokens)
+    def _reaches(self, sequence: Sequence, found: _Found, chunk: int, upto: int) -> list[int]:
+        """Below which position an admission with these hits covers all, in each layer group."""
+        start = self._start(sequence, found)
+        whole = max(min(start + chunk, len(sequence.tokens)), upto, self._slab_tokens)
+        return [
+            whole if window is None else min(whole, max(start, window) + chunk)
+            for window in self.windows
+        ]
 
-    def _find(self, sequence: Sequence) -> _Found:
-        """What the prefix cache holds, to the token. The last position is left to compute."""
+    def _start(self, sequence: Sequence, found: _Found) -> int:
+        """From which position a sequence with these hits computes."""
+        return max(found.tokens, self._swapped_tokens(sequence))
+
+    def _find(self, sequence: Sequence, step: int) -> _Found:
+        """What the prefix cache holds, a multiple of `step` tokens. The last position is left to
+        compute."""
         if self._cache is None or not sequence.request.use_cache:
             return _Found((), 0)
         length = len(sequence.tokens)
         self._cache.extend(sequence.prefixes, sequence.context, sequence.tokens, length)
-        count = self._cache.match(sequence.prefixes, length // self.block_size)
-        tokens = min(count * self.block_size, length - 1)
-        nodes = sequence.prefixes[: ceil_div(tokens, self.block_size)]
-        if tokens == count * self.block_size:
+        most = (length - 1) // step * step
+        count = self._cache.match(sequence.prefixes, ceil_div(most, self.block_size), most)
+        tokens = min(count * self.block_size, most)
+        nodes = sequence.prefixes[:count]
+        if tokens < most and step == 1:
             end = min(tokens + self.block_size, length - 1)
             parent = nodes[-1] if nodes else sequence.context
             begun = self._cache.begins_like(parent, tuple(sequence.tokens[tokens:end]))
@@ -292,20 +319,44 @@ class BlockManager:
         return _Found(tuple(tuple(node.blocks) for node in nodes), tokens)
 
     def _held(self, parent: Parent, upto: int) -> _Found:
-        """What `parent` holds of the first `upto` positions."""
+        """What `parent` holds of the first `upto` positions; nothing if it gave back some that
+        whoever goes on from there needs."""
+        firsts = [first_held(window, upto, self.block_size) for window in self.windows]
+        if any(table.first > first for table, first in zip(parent.tables, firsts, strict=True)):
+            return _Found((), 0)
         count = ceil_div(upto, self.block_size)
         entries = zip(*(table.blocks[:count] for table in parent.tables), strict=True)
         return _Found(tuple(entries), upto, parent)
 
+    def _columns(self, entries: Items[Items[int]], start: int) -> list[tuple[int, ...]]:
+        """The head of a table for each layer group: of the blocks that were found those that
+        whoever computes from `start` on needs."""
+        firsts = [first_held(window, start, self.block_size) for window in self.windows]
+        return [
+            (*[ABSENT] * first, *(entry[group] for entry in entries[first:]))
+            for group, first in enumerate(firsts)
+        ]
+
     def _shortage(
-        self, found: _Found, reach: int, headroom: int, freed: Collection[int], holds: bool
+        self,
+        sequence: Sequence,
+        found: _Found,
+        reaches: Items[int],
+        headroom: int,
+        freed: Collection[int],
+        holds: bool,
     ) -> int:
-        """How many blocks are missing to cover `reach` positions with these hits; 0 if none."""
-        whole = found.tokens // self.block_size
-        needed = self.groups * (ceil_div(reach, self.block_size) - whole)
+        """How many blocks are missing to cover `reaches` with these hits; 0 if none."""
+        columns = self._columns(found.entries, self._start(sequence, found))
+        partial = found.tokens % self.block_size > 0  # that entry is copied
+        needed = sum(
+            ceil_div(reach, self.block_size) - len(column) + partial
+            for reach, column in zip(reaches, columns, strict=True)
+        )
         revived = sum(
             self.pool.is_cached(block) or block in freed or (holds and self.pool.yields(block))
-            for block in chain.from_iterable(found.entries)
+            for block in chain.from_iterable(columns)
+            if block != ABSENT
         )
         available = self.pool.available + len(freed) + holds * self.pool.yielding
         return max(0, headroom + needed + revived - available)
@@ -321,10 +372,8 @@ class BlockManager:
 
     def _share(self, sequence: Sequence, found: _Found) -> None:
         """Let `sequence` own what was found beside whoever does already."""
-        for block in chain.from_iterable(found.entries):
-            self.pool.share(block)
-        for group, table in enumerate(sequence.tables):
-            table.grow(tuple(entry[group] for entry in found.entries))
+        columns = self._columns(found.entries, self._start(sequence, found))
+        self._adopt(sequence.tables, columns)
         sequence.sealed = found.tokens // self.block_size
         sequence.private = False
         if found.parent is not None:
@@ -334,10 +383,20 @@ class BlockManager:
             sequence.sealed = len(sequence.prefixes)  # fewer if the parent published nothing
             sequence.private = found.parent.private
 
+    def _adopt(self, tables: Items[BlockTable], columns: Items[tuple[int, ...]]) -> None:
+        """Let empty tables begin with these entries, and own their blocks."""
+        for table, column in zip(tables, columns, strict=True):
+            blocks = tuple(block for block in column if block != ABSENT)
+            table.skip(len(column) - len(blocks))
+            table.grow(blocks)
+            for block in blocks:
+                self.pool.share(block)
+
     @staticmethod
     def _tables_of(sequence: Sequence, row: int) -> tuple[TableWrite, ...]:
         return tuple(
-            TableWrite(row, group, 0, table.blocks) for group, table in enumerate(sequence.tables)
+            TableWrite(row, group, table.first, tuple(block for _, block in table.live()))
+            for group, table in enumerate(sequence.tables)
         )
 
     def covers(self, sequence: Sequence, upto: int) -> bool:
@@ -355,7 +414,8 @@ class BlockManager:
                  the next position on have one owner and are not published.
         Cost     O(blocks added); no hashing.
         """
-        return self._cover(sequence, sequence.row, sequence.scheduled, upto, headroom)
+        reaches = [upto] * self.groups
+        return self._cover(sequence, sequence.row, sequence.scheduled, reaches, headroom)
 
     def lacking(
         self,
@@ -383,9 +443,14 @@ class BlockManager:
         return max(0, missing + copied + headroom - available - holds * self.pool.yielding)
 
     def _cover(
-        self, sequence: Sequence, row: int, start: int, upto: int, headroom: int = 0
+        self,
+        sequence: Sequence,
+        row: int,
+        start: int,
+        reaches: Items[int],
+        headroom: int = 0,
     ) -> Reservation | Shortage:
-        """`reserve` for a sequence that writes from position `start` on.
+        """`reserve` for a sequence that writes from position `start` on, up to one in each group.
 
         Only the block that holds `start` in its middle can be shared: whoever forks shares what
         has been computed. It is copied. When blocks are short and nobody else owns it, it is
@@ -394,7 +459,9 @@ class BlockManager:
         index = start // self.block_size
         copied = [table for table in sequence.tables if self._protects(table, start)]
         rewritten: list[BlockTable] = []
-        missing = [table.missing(upto) for table in sequence.tables]
+        missing = [
+            table.missing(upto) for table, upto in zip(sequence.tables, reaches, strict=True)
+        ]
         if sum(missing) + len(copied) + headroom > self.pool.available:
             rewritten = [table for table in copied if self.pool.references(table[index]) == 1]
             copied = [table for table in copied if table not in rewritten]
@@ -416,7 +483,7 @@ class BlockManager:
             if count:
                 blocks, rest = rest[:count], rest[count:]
                 writes.append(TableWrite(row, group, table.grow(blocks), blocks))
-        sequence.writable = self.block_size * len(sequence.tables[0])
+        sequence.writable = self.block_size * min(map(len, sequence.tables))
         return Reservation(tuple(writes), tuple(copies), taken.evicted)
 
     def _protects(self, table: BlockTable, position: int) -> bool:
@@ -427,21 +494,41 @@ class BlockManager:
         return self.pool.references(block) > 1 or self._publishes(block)
 
     def seal(self, sequence: Sequence) -> None:
-        """Offer the blocks that `sequence` has filled to the prefix cache.
+        """Offer the blocks that `sequence` has filled to the prefix cache, and give back those that
+        have left the window of their group.
 
         Cost     one hash a filled block; nothing between.
         """
         full = sequence.computed // self.block_size
-        if full <= sequence.sealed or self._cache is None:
-            return
+        if full > sequence.sealed and self._cache is not None:
+            self._publish(sequence, self._cache, full)
+        for group, window in self._sliding:
+            self._give_back(sequence, group, window)
+
+    def _give_back(self, sequence: Sequence, group: int, window: int) -> None:
+        """What holds answer tokens is of use to hardly anyone else, and is evicted first: or a long
+        answer would drive all others out of the cache. Prompts may begin alike."""
+        first = first_held(window, sequence.computed, self.block_size)
+        gone = sequence.tables[group].give_back(first)
+        if gone:
+            self._returned.append(Returned(sequence.row, group, first))
+        for index, block in reversed(gone):
+            is_prompt = (index + 1) * self.block_size <= len(sequence.request.prompt)
+            self.pool.release(block, keep=self._publishes(block), soon=not is_prompt)
+
+    def returned(self) -> tuple[Returned, ...]:
+        """What was given back since this was last asked, for the runner to know."""
+        returned, self._returned = tuple(self._returned), []
+        return returned
+
+    def _publish(self, sequence: Sequence, cache: PrefixCache, full: int) -> None:
+        """The first `full` blocks, those before that were not offered yet."""
         if sequence.private or not sequence.request.use_cache:
             return
-        self._cache.extend(
-            sequence.prefixes, sequence.context, sequence.tokens, full * self.block_size
-        )
-        for index in range(sequence.sealed, full):
-            for group, table in enumerate(sequence.tables):
-                self._cache.publish(sequence.prefixes[index], group, table[index])
+        cache.extend(sequence.prefixes, sequence.context, sequence.tokens, full * self.block_size)
+        for group, table in enumerate(sequence.tables):
+            for index in range(max(sequence.sealed, table.first), full):
+                cache.publish(sequence.prefixes[index], group, table[index])
         sequence.sealed = full
 
     def distrust(self, sequence: Sequence) -> None:
@@ -466,9 +553,10 @@ class BlockManager:
 
     def _release(self, tables: Items[BlockTable]) -> int:
         before = self.pool.available + self.pool.fenced
-        entries = zip(*(table.clear() for table in tables), strict=True)
+        entries = zip_longest(*(table.clear() for table in tables), fillvalue=ABSENT)
         for block in chain.from_iterable(reversed(list(entries))):
-            self.pool.release(block, keep=self._publishes(block))
+            if block != ABSENT:
+                self.pool.release(block, keep=self._publishes(block))
         return self.pool.available + self.pool.fenced - before
 
     # --- swap
@@ -508,9 +596,11 @@ class BlockManager:
         return moves
 
     def _holding(self, sequence: Sequence) -> tuple[tuple[int, ...], ...]:
-        """The blocks that hold the scheduled positions, a group each."""
+        """The blocks that hold the scheduled positions, a group each, ABSENT where none is needed
+        by whoever goes on from there."""
         count = ceil_div(sequence.scheduled, self.block_size)
-        return tuple(table.blocks[:count] for table in sequence.tables)
+        entries = zip(*(table.blocks[:count] for table in sequence.tables), strict=True)
+        return tuple(self._columns(tuple(entries), sequence.scheduled))
 
     def _move_in(self, sequence: Sequence, found: int) -> tuple[Move, ...]:
         """Bring back what the arena holds beyond the positions `found`; give all its slots back."""
@@ -520,7 +610,7 @@ class BlockManager:
         moves = []
         if swapped.tokens > found:
             for table, slots in zip(sequence.tables, swapped.slots, strict=True):
-                for index in range(found // self.block_size, len(slots)):
+                for index in range(max(found // self.block_size, table.first), len(slots)):
                     if slots[index] != ABSENT:
                         moves.append(Move("in", table[index], slots[index]))
         self.arena.take(sequence.id, [move.slot for move in moves])
@@ -556,8 +646,7 @@ class BlockManager:
         for table in sequence.tables:
             for block in reversed(table.truncate(ceil_div(sequence.computed, self.block_size))):
                 self.pool.release(block, keep=False)
-            kept.append(BlockTable(self.block_size))
-            kept[-1].grow(table.clear())
+            kept.append(table.move())
             for _, block in kept[-1].live():
                 self.pool.hold(block)
         return tuple(kept)
@@ -567,17 +656,20 @@ class BlockManager:
         not find all."""
         if self._cache is None or self._cache.match(nodes, len(nodes)) < len(nodes):
             return None
-        return {block for node in nodes for block in node.blocks if block != ABSENT}
+        return {block for block in chain.from_iterable(self._needed(nodes)) if block != ABSENT}
 
     def pin(self, nodes: Items[Prefix]) -> tuple[BlockTable, ...]:
         """Tables for a hold, of the published blocks of `nodes`."""
         tables = tuple(BlockTable(self.block_size) for _ in range(self.groups))
-        for group, table in enumerate(tables):
-            table.grow(tuple(node.blocks[group] for node in nodes))
+        self._adopt(tables, self._needed(nodes))
+        for table in tables:
             for _, block in table.live():
-                self.pool.share(block)
                 self.pool.hold(block)
         return tables
+
+    def _needed(self, nodes: Items[Prefix]) -> list[tuple[int, ...]]:
+        """What whoever has computed all of `nodes` needs of their blocks, a layer group each."""
+        return self._columns([node.blocks for node in nodes], len(nodes) * self.block_size)
 
     def let_go(self, tables: Items[BlockTable]) -> int:
         """Give back what a hold has; returns how many blocks are available again."""

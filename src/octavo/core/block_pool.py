@@ -8,8 +8,9 @@
 
 An owner may be a hold: it gives its blocks up when others need them.
 
-Free blocks go first; when there are none, the cached block that was released longest ago is reused.
-A transfer is an owner like any other; a block that only transfers own is fenced.
+Free blocks go first; when there are none, the cached block that was released longest ago is reused,
+unless one was given back as of no more use to anyone. A transfer is an owner like any other; a
+block that only transfers own is fenced.
 """
 
 from collections import OrderedDict
@@ -123,15 +124,18 @@ class BlockPool:
         self._fenced.discard(block)
         self._references[block] += 1
 
-    def release(self, block: int, *, keep: bool) -> None:
+    def release(self, block: int, *, keep: bool, soon: bool = False) -> None:
         """Remove one owner; the last one leaves the block cached (`keep`) or free, and fenced while
-        transfers own it."""
+        transfers own it.
+
+        A block cached `soon` is evicted before all others.
+        """
         assert self._references[block] > self.transfers(block), (
             f"block {block} has no owner to release it"
         )
         self._references[block] -= 1
         if self._references[block] == 0:
-            self._rest(block, keep)
+            self._rest(block, keep, soon)
             return
         self._yielding += self.yields(block)
         if self._references[block] == self.transfers(block):
@@ -153,9 +157,11 @@ class BlockPool:
             self._fenced.remove(block)
             self._rest(block, keep)
 
-    def _rest(self, block: int, keep: bool) -> None:
+    def _rest(self, block: int, keep: bool, soon: bool = False) -> None:
         if keep:
             self._cached[block] = None
+            if soon:
+                self._cached.move_to_end(block, last=False)
         else:
             self._free.append(block)
 

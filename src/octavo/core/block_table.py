@@ -8,17 +8,20 @@ ABSENT = -1
 
 
 class BlockTable:
-    """Entry i is the block of positions [i · block_size, (i + 1) · block_size), or ABSENT when
-    no position still to compute can see those.
+    """Entry i is the block of positions [i · block_size, (i + 1) · block_size), or ABSENT: no
+    position still to compute sees those.
 
-    Keeps  it is as long as the positions it has been asked to cover need, and no longer.
+    Keeps  it is as long as the positions it has been asked to cover need, and no longer; entries
+           are ABSENT up to `first` and live from there on.
     """
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._blocks: list[int] = []
+        self.first = 0
+        """The index of the first live entry."""
         self.peak = 0
-        """The most entries it ever had."""
+        """The most live entries it ever had."""
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -28,11 +31,12 @@ class BlockTable:
 
     @property
     def blocks(self) -> tuple[int, ...]:
+        """Every entry, ABSENT ones too."""
         return tuple(self._blocks)
 
     def live(self) -> Iterator[tuple[int, int]]:
         """(index, block) of each entry that holds a block."""
-        return ((index, block) for index, block in enumerate(self._blocks) if block != ABSENT)
+        return enumerate(self._blocks[self.first :], self.first)
 
     def covers(self, upto: int) -> bool:
         return upto <= len(self._blocks) * self._block_size
@@ -45,11 +49,17 @@ class BlockTable:
         """
         return max(0, ceil_div(upto, self._block_size) - len(self._blocks))
 
+    def skip(self, count: int) -> None:
+        """Begin a table with `count` ABSENT entries."""
+        assert not self._blocks, "only the head of a table can be absent"
+        self._blocks = [ABSENT] * count
+        self.first = count
+
     def grow(self, blocks: tuple[int, ...]) -> int:
         """Append blocks; returns the index of the first."""
         index = len(self._blocks)
         self._blocks.extend(blocks)
-        self.peak = max(self.peak, len(self._blocks))
+        self.peak = max(self.peak, len(self._blocks) - self.first)
         return index
 
     def replace(self, index: int, block: int) -> int:
@@ -60,9 +70,30 @@ class BlockTable:
     def truncate(self, count: int) -> tuple[int, ...]:
         """Forget all entries but the first `count`, and return the blocks that stood there."""
         rest, self._blocks = self._blocks[count:], self._blocks[:count]
+        self.first = min(self.first, count)
         return tuple(block for block in rest if block != ABSENT)
 
+    def give_back(self, first: int) -> tuple[tuple[int, int], ...]:
+        """Make the entries before `first` ABSENT; returns (index, block) of those that were live.
+
+        Cost     O(blocks given back).
+        """
+        gone = tuple(enumerate(self._blocks[self.first : first], self.first))
+        for index, _ in gone:
+            self._blocks[index] = ABSENT
+        self.first = max(self.first, first)
+        return gone
+
+    def move(self) -> "BlockTable":
+        """A table with all entries of this one, which is empty then."""
+        moved = BlockTable(self._block_size)
+        moved._blocks, moved.first = self._blocks, self.first
+        moved.peak = len(moved._blocks) - moved.first
+        self._blocks, self.first = [], 0
+        return moved
+
     def clear(self) -> tuple[int, ...]:
-        """Forget all entries and return them."""
+        """Forget all entries and return them, ABSENT ones too."""
         blocks, self._blocks = tuple(self._blocks), []
+        self.first = 0
         return blocks

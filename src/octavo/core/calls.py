@@ -12,13 +12,15 @@ from octavo.core.plan import StepPlan, StepResult
 from octavo.core.prefix_cache import Context
 from octavo.core.request import Request
 from octavo.core.swap import SwapSetup
+from octavo.core.windows import Windows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreSetup:
     """Sizes of pool and tables, limits at the start, and what KV depends on besides tokens.
 
-    Limits on rows and tokens can be raised up to the `ceilings`; without those they cannot. Without
+    `windows` has the window of each layer group, None for one that sees all positions. Limits on
+    rows and tokens can be raised up to the `ceilings`; without those they cannot. Without
     `prefix_caching` nothing is shared. With `slab_tokens` each admission reserves that many
     positions. Without `swap` every preempted sequence is computed again.
     """
@@ -26,7 +28,7 @@ class CoreSetup:
     blocks: int
     block_size: int
     limits: Limits
-    groups: int = 1
+    windows: Windows = (None,)
     prefix_caching: bool = True
     slab_tokens: int = 0
     context: Context = field(default_factory=Context)

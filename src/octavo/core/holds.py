@@ -82,6 +82,8 @@ class Holds:
         """Hold what a sequence that ends has computed, under its name, if its request asks."""
         if not sequence.request.keep or not sequence.computed:
             return
+        if sequence.computed < sequence.restored:  # it ends while its blocks are moved back
+            return
         self.drop(sequence.id)
         tokens = tuple(sequence.tokens[: sequence.computed])
         whole = sequence.prefixes[: sequence.sealed]

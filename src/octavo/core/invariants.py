@@ -2,10 +2,11 @@
 
 from collections import Counter
 
-from octavo.core.block_table import ABSENT
+from octavo.core.block_table import ABSENT, BlockTable
 from octavo.core.plan import StepPlan
 from octavo.core.scheduler import Scheduler
 from octavo.core.sequence import NO_ROW, State
+from octavo.core.windows import first_held
 from octavo.units import ceil_div
 
 
@@ -73,7 +74,8 @@ def _check_holds(scheduler: Scheduler) -> None:
     )
     assert pool.yielding == yielding, f"{pool.yielding} blocks yield, not {yielding}"
     for hold in scheduler.holds:
-        for table in hold.tables:
+        for table, window in zip(hold.tables, scheduler.manager.windows, strict=True):
+            _check_held(hold.id, table, window, len(hold.tokens), size)
             assert len(table) == ceil_div(len(hold.tokens), size), f"{hold.id}: table length"
     assert scheduler.holds.pinned_blocks <= pool.total
 
@@ -87,11 +89,15 @@ def _check_sequences(scheduler: Scheduler) -> None:
         assert sequence.state is State.RUNNING
         assert 0 <= sequence.computed <= sequence.scheduled <= sequence.length, sequence.id
         covered = max(sequence.scheduled, sequence.computed)
-        for table in sequence.tables:
+        windows = scheduler.manager.windows
+        for table, window in zip(sequence.tables, windows, strict=True):
+            there = max(sequence.computed, sequence.restored)
+            _check_held(sequence.id, table, window, there, size)
             assert len(table) >= ceil_div(covered, size), f"{sequence.id}: table too short"
             assert len(table) <= ceil_div(sequence.length, size), f"{sequence.id}: table too long"
-            assert len(set(table.blocks)) == len(table), f"{sequence.id}: a block stands twice"
-            _check_writable(scheduler, table.blocks, sequence.computed)
+            live = [block for _, block in table.live()]
+            assert len(set(live)) == len(live), f"{sequence.id}: a block stands twice"
+            _check_writable(scheduler, table, sequence.computed)
     for sequence in (*scheduler.waiting, *scheduler.held):
         assert sequence.state is State.WAITING
         assert sequence.row == NO_ROW
@@ -107,14 +113,28 @@ def _check_followers(scheduler: Scheduler) -> None:
         assert follower.state in (State.WAITING, State.FINISHED), f"{follower.id} follows and runs"
 
 
-def _check_writable(scheduler: Scheduler, blocks: tuple[int, ...], computed: int) -> None:
+def _check_held(
+    owner: str, table: BlockTable, window: int | None, computed: int, size: int
+) -> None:
+    """Nothing was given back too early or too late."""
+    first = first_held(window, computed, size)
+    absent = [index for index, block in enumerate(table.blocks) if block == ABSENT]
+    assert absent == list(range(first)), (
+        f"{owner}: entries {absent} are absent with {computed} positions computed and a window of"
+        f" {window}, not the first {first}"
+    )
+    assert table.first == first, f"{owner}: the first live entry is not {table.first}"
+
+
+def _check_writable(scheduler: Scheduler, table: BlockTable, computed: int) -> None:
     """Blocks that will still be written to have one owner and are not published.
 
     All but the one that holds the next position in its middle: after a fork it is shared until one
     of its owners writes to it.
     """
-    for block in blocks[ceil_div(computed, scheduler.manager.block_size) :]:
-        _check_exclusive(scheduler, block)
+    for index, block in table.live():
+        if index >= ceil_div(computed, scheduler.manager.block_size):
+            _check_exclusive(scheduler, block)
 
 
 def _check_exclusive(scheduler: Scheduler, block: int) -> None:

@@ -2,9 +2,9 @@
 
 A runner keeps one row of state for each running sequence: its block tables and its request.
 A `StepPlan` says how the rows change, then which positions to compute. It is carried out in
-this order: moves out, binds, writes, copies, moves in, spans. Plans are carried out in the order of
-their ids. Only the moves out may be late: until the plan is committed nothing is written to the
-blocks that they read, nor read from the slots that they write.
+this order: returned, moves out, binds, writes, copies, moves in, spans. Plans are carried out in
+the order of their ids. Only the moves out may be late: until the plan is committed nothing is
+written to the blocks that they read, nor read from the slots that they write.
 
 What there is one of for each sequence and step is a named tuple: it is made in a third of the time.
 """
@@ -14,6 +14,15 @@ from typing import Literal, NamedTuple, Protocol
 
 from octavo.core.events import Decision
 from octavo.core.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """The entries of `table[group][row]` before `first` are void: their blocks were given back."""
+
+    row: int
+    group: int
+    first: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +86,7 @@ class StepPlan:
     spans: tuple[Span, ...]
     decisions: tuple[Decision, ...]
     moves: tuple[Move, ...] = ()
+    returned: tuple[Returned, ...] = ()
 
 
 class Sampled(NamedTuple):

@@ -24,6 +24,7 @@ from typing import Literal, NewType
 from weakref import WeakValueDictionary
 
 from octavo.core.block_table import ABSENT
+from octavo.core.windows import Windows, first_held
 
 BlockKey = NewType("BlockKey", bytes)
 HashFunction = Callable[[bytes], bytes]
@@ -94,12 +95,14 @@ class PrefixCache:
         self,
         *,
         block_size: int,
-        groups: int,
+        windows: Windows = (None,),
         hash_function: HashFunction = sha256,
         fates: int = FATES_KEPT,
     ) -> None:
         self._block_size = block_size
-        self._groups = groups
+        self._groups = len(windows)
+        self._full = [group for group, window in enumerate(windows) if window is None]
+        self._sliding = [(g, window) for g, window in enumerate(windows) if window is not None]
         self._hash = hash_function
         self._nodes: WeakValueDictionary[BlockKey, Prefix] = WeakValueDictionary()
         self._by_block: dict[int, tuple[Prefix, int]] = {}
@@ -139,12 +142,36 @@ class PrefixCache:
         head = parent.key if isinstance(parent, Prefix) else self._hash(parent.encode())
         return BlockKey(self._hash(head + struct.pack(f"<{len(tokens)}q", *tokens)))
 
-    def match(self, chain: Sequence[Prefix], limit: int) -> int:
-        """How many of the first `limit` nodes of `chain` have a block in every layer group."""
+    def match(self, chain: Sequence[Prefix], limit: int, most: int | None = None) -> int:
+        """How many of the first `limit` nodes of `chain` a sequence can go on from.
+
+        Each layer group has the blocks that are needed by whoever has so many positions, or `most`
+        if that is less: all, or the last ones where there is a window.
+
+        Cost     O(nodes).
+        """
+        count = min(limit, len(chain))
         for index, node in enumerate(chain[:limit]):
-            if ABSENT in node.blocks:
+            if ABSENT in node.blocks and any(node.blocks[group] == ABSENT for group in self._full):
+                count = index
+                break
+        while self._sliding and (gap := self._gap(chain, count, most)) is not None:
+            count = gap
+        return count
+
+    def _gap(self, chain: Sequence[Prefix], count: int, most: int | None) -> int | None:
+        """The last of `count` nodes that lacks a block which a window reaches."""
+        positions = count * self._block_size
+        computed = positions if most is None else min(positions, most)
+        needs = [(g, first_held(window, computed, self._block_size)) for g, window in self._sliding]
+        for index in reversed(range(count)):
+            blocks = chain[index].blocks
+            needs = [(group, first) for group, first in needs if first <= index]
+            if not needs:
+                return None
+            if any(blocks[group] == ABSENT for group, _ in needs):
                 return index
-        return min(limit, len(chain))
+        return None
 
     def publish(self, node: Prefix, group: int, block: int) -> bool:
         """Let `block` stand for `node`. False if another block does, or if the node is private."""

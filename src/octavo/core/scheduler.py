@@ -317,6 +317,7 @@ class Scheduler:
 
     def _factory(self, now: float) -> Callable[[Request, int], Sequence]:
         def sequence_of(request: Request, number: int) -> Sequence:
+            last = len(request.prompt) + request.max_tokens - 1
             return Sequence(
                 request,
                 order=self._arrivals,
@@ -325,6 +326,7 @@ class Scheduler:
                 groups=self.manager.groups,
                 now=now,
                 number=number,
+                longest_chunk=self.manager.longest_chunk(last),
             )
 
         return sequence_of
@@ -481,7 +483,7 @@ class Scheduler:
             return Deferred(sequence.id, draft.budget.limit, sequence.demand)
         if excess := policy.overload(sequence, [bind.request for bind in draft.binds], draft.at):
             return Deferred(sequence.id, "slo", excess)
-        chunk = draft.budget.left
+        chunk = min(draft.budget.left, sequence.longest_chunk)
         if self.manager.pool.yielding:
             self._ask_holds(sequence, chunk, draft)
         victims = self._victims(sequence, chunk, draft.at)
@@ -633,6 +635,7 @@ class Scheduler:
             spans=tuple(part.span for part in parts),
             decisions=tuple(draft.decisions),
             moves=moves,
+            returned=self.manager.returned(),
         )
         self._plans += 1
         self.counters.steps += 1

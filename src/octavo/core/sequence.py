@@ -52,6 +52,7 @@ class Sequence:
         groups: int,
         now: float,
         number: int = 0,
+        longest_chunk: int | None = None,
     ) -> None:
         self.request = request
         self.id = branch_name(request.id, number)
@@ -68,11 +69,15 @@ class Sequence:
         draws its own first token from the logits of the next."""
         self.last_position = len(request.prompt) + request.max_tokens - 1
         """One past the last position that can ever need KV: the final token needs none."""
+        self.longest_chunk = self.last_position if longest_chunk is None else longest_chunk
+        """How many positions may be computed in one step: more might not fit, even alone."""
         self.state = State.WAITING
         self.row = NO_ROW
         self.epoch = 0
         self.computed = 0
         self.scheduled = 0
+        self.restored = 0
+        """Where it went on at its last admission: the KV before is there, or on its way."""
         self.promised = 0
         """Tokens that steps in flight will sample."""
         self.tables = tuple(BlockTable(block_size) for _ in range(groups))
@@ -112,7 +117,8 @@ class Sequence:
 
     @property
     def demand(self) -> int:
-        return min(len(self.tokens) + self.promised, self.last_position) - self.scheduled
+        rest = min(len(self.tokens) + self.promised, self.last_position) - self.scheduled
+        return min(rest, self.longest_chunk)
 
     def common_with(self, sequence: "Sequence") -> int:
         """How many leading positions `sequence`, a sibling, can take over."""
@@ -132,7 +138,7 @@ class Sequence:
         self.become(State.RUNNING)
         self.row = row
         self.computed = cached
-        self.scheduled = max(cached, restored)
+        self.scheduled = self.restored = max(cached, restored)
         if self._admitted_s is None:
             self._admitted_s = now
             self._cached_tokens = 0 if self.number else min(cached, len(self.request.prompt))
@@ -146,7 +152,7 @@ class Sequence:
         if kept:
             self.swaps += 1
             self._reached = max(self._reached, self.scheduled)
-        self.computed = self.scheduled = self.sealed = self.writable = 0
+        self.computed = self.scheduled = self.restored = self.sealed = self.writable = 0
         self.preemptions += 1
 
     def schedule(self, count: int, plan_id: int) -> Span:

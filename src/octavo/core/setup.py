@@ -9,12 +9,12 @@ from octavo.core.swap import HostArena
 
 def scheduler_of(setup: CoreSetup) -> Scheduler:
     """A scheduler with nothing to do, over a pool with nothing in it."""
-    size, groups = setup.block_size, setup.groups
+    size, windows = setup.block_size, setup.windows
     manager = BlockManager(
         blocks=setup.blocks,
         block_size=size,
-        groups=groups,
-        cache=PrefixCache(block_size=size, groups=groups) if setup.prefix_caching else None,
+        windows=windows,
+        cache=PrefixCache(block_size=size, windows=windows) if setup.prefix_caching else None,
         slab_tokens=setup.slab_tokens,
         arena=None if setup.swap is None else HostArena(setup.swap),
     )

@@ -85,7 +85,7 @@ def build(
         KVStorage(layout, resolved.blocks),
         rows=resolved.ceilings.sequences,
         max_context=resolved.max_model_len,
-        groups=resolved.groups,
+        groups=len(resolved.windows),
     )
     return Built(
         engine=Engine(scheduler_of(setup), runner, observers=(*observers, *journal)),
@@ -106,7 +106,7 @@ def _setup(resolved: Resolved, context: Context, slab_tokens: int | None) -> Cor
         block_size=resolved.block_size,
         limits=resolved.limits,
         ceilings=resolved.ceilings,
-        groups=resolved.groups,
+        windows=resolved.windows,
         prefix_caching=resolved.enable_prefix_caching and slab_tokens is None,
         slab_tokens=slab_tokens or 0,
         context=context,
@@ -126,7 +126,7 @@ def facts_of(opened: OpenModel, quantization: Quantization) -> ModelFacts:
     return ModelFacts(
         weights_bytes=opened.weights_bytes(quantization),
         kv_token_bytes=layout.block_bytes // layout.block_size,
-        groups=len(spec.groups),
+        windows=tuple(group.window for group in spec.groups),
         max_context=spec.max_context,
         vocab_size=spec.vocab_size,
         hidden_size=spec.hidden_size,

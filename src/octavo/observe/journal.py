@@ -40,6 +40,7 @@ from octavo.core.plan import (
     Bind,
     BlockCopy,
     Move,
+    Returned,
     RowFailed,
     Sampled,
     Span,
@@ -160,6 +161,7 @@ class _Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     copies: tuple[tuple[int, int], ...] = ()
     decisions: tuple[tuple[str, Any], ...] = ()
     moves: tuple[tuple[Literal["out", "in"], int, int], ...] = ()
+    returned: tuple[tuple[int, int, int], ...] = ()
 
 
 class _Submit(msgspec.Struct, frozen=True, tag="submit", tag_field="call"):
@@ -246,6 +248,7 @@ def _plan(plan: StepPlan) -> _Plan:
         copies=tuple((copy.source, copy.target) for copy in plan.copies),
         decisions=_named(plan.decisions),
         moves=tuple((move.kind, move.block, move.slot) for move in plan.moves),
+        returned=tuple((one.row, one.group, one.first) for one in plan.returned),
     )
 
 
@@ -375,6 +378,7 @@ class _Reader:
                 self._record(number, name, fields, _DECISIONS) for name, fields in plan.decisions
             ),
             moves=tuple(Move(*move) for move in plan.moves),
+            returned=tuple(Returned(*one) for one in plan.returned),
         )
 
     def _record(self, number: int, name: str, fields: Any, kinds: dict[str, type[T]]) -> T:

@@ -124,6 +124,8 @@ class Life:
     moments: list[Moment] = field(default_factory=list)
     phases: list[tuple[float, Phase]] = field(default_factory=list)
     blocks: list[tuple[float, int]] = field(default_factory=list)
+    tables: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Of each layer group the first table entry that holds a block, and the table's length."""
     row: int = -1
     filling: bool = False
     """Since the last admission no token has been drawn."""
@@ -147,8 +149,18 @@ class Life:
         if not self.phases or self.phase != phase:
             self.phases.append((now, phase))
 
-    def hold(self, blocks: int, now: float) -> None:
-        self.blocks.append((now, blocks))
+    def cover(self, group: int, index: int, stop: int, now: float) -> None:
+        """The table of `group` has blocks from `index` to `stop`, and those it had."""
+        first, before = self.tables.get(group, (index, stop))
+        self.tables[group] = (first, max(before, stop))
+        self.hold(now)
+
+    def give_back(self, group: int, first: int, now: float) -> None:
+        self.tables[group] = (first, self.tables[group][1])
+        self.hold(now)
+
+    def hold(self, now: float) -> None:
+        self.blocks.append((now, sum(stop - first for first, stop in self.tables.values())))
 
     def tell(self, what: What, now: float, since: float | None = None) -> None:
         self.moments.append(Moment(now if since is None else since, now, what))
@@ -244,6 +256,9 @@ class Lives:
             self._names[request.id, own.sampling.branch] = name
 
     def _planned(self, plan: StepPlan, now: float) -> None:
+        for gone in plan.returned:
+            if gone.row in self._rows:
+                self._rows[gone.row].give_back(gone.group, gone.first, now)
         first: Deferred | None = None
         for decision in plan.decisions:
             if isinstance(decision, Deferred) and self._lives[decision.request_id].row < 0:
@@ -259,9 +274,8 @@ class Lives:
             d.request_id for d in plan.decisions if isinstance(d, Chunked) and d.limit == "slo"
         }
         for write in plan.writes:
-            life = self._rows[write.row]
-            fresh = write.index == 0 and write.group == 0
-            life.hold(len(write.blocks) + (0 if fresh else life.blocks[-1][1]), now)
+            stop = write.index + len(write.blocks)
+            self._rows[write.row].cover(write.group, write.index, stop, now)
         for span in plan.spans:
             life = self._rows[span.row]
             if span.samples:
@@ -371,7 +385,8 @@ class Lives:
         if life.row >= 0:
             del self._rows[life.row]
             life.row, life.filling = -1, False
-            life.hold(0, now)
+            life.tables.clear()
+            life.hold(now)
 
     # --- what is told of waiting
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from octavo.core.plan import RowFailed, Sampled, Span, StepPlan, StepResult
 from octavo.core.request import Request, Sampling
+from octavo.core.windows import Windows
 
 ROOT = b"octavo"
 
@@ -57,6 +58,7 @@ def _ended(request: Request, answer: list[int]) -> bool:
 class _Row:
     request: Request
     tables: dict[int, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
+    """A group's entries by their index, without those given back."""
     digests: list[bytes] = field(default_factory=list)
     """What the first positions must hold, as far as they were asked for."""
     last: int = -1
@@ -74,11 +76,11 @@ class OracleRunner:
     """
 
     def __init__(
-        self, *, blocks: int, block_size: int, groups: int = 1, vocabulary: int = 97
+        self, *, blocks: int, block_size: int, windows: Windows = (None,), vocabulary: int = 97
     ) -> None:
         self.vocabulary = vocabulary
         self._size = block_size
-        self._groups = groups
+        self._windows = windows
         self._slots: dict[int, list[Cell | None]] = {}
         self._cells: list[list[Cell | None]] = [[None] * block_size for _ in range(blocks)]
         self._rows: dict[int, _Row] = {}
@@ -90,6 +92,10 @@ class OracleRunner:
 
         Raises  WrongContent if a span would read a cell that holds anything but its own past.
         """
+        for gone in plan.returned:
+            table = self._rows[gone.row].tables[gone.group]
+            for index in [index for index in table if index < gone.first]:
+                del table[index]
         for bind in plan.binds:
             self._rows[bind.row] = _Row(bind.request)
         for write in plan.writes:
@@ -114,7 +120,7 @@ class OracleRunner:
             tokens = (*tokens, row.last)
         assert len(tokens) == span.stop - span.start, f"row {span.row}: {len(tokens)} tokens"
         last = ROOT
-        for group in range(self._groups):
+        for group in range(len(self._windows)):
             last = self._read(row, group, span.start)
             for position, token in enumerate(tokens, span.start):
                 last = digest(last, token)
@@ -127,10 +133,14 @@ class OracleRunner:
         return Sampled(span.row, row.last, 0.0) if span.samples else None
 
     def _read(self, row: _Row, group: int, stop: int) -> bytes:
-        """The digest before position `stop`; every cell below it is checked."""
+        """The digest before position `stop`; every cell that this one sees is checked."""
         self._know(row, stop)
-        for position, held in enumerate(row.digests[:stop]):
-            block = row.tables[group][position // self._size]
+        window = self._windows[group]
+        first = 0 if window is None else max(0, stop + 1 - window)
+        for position, held in enumerate(row.digests[first:stop], first):
+            block = row.tables[group].get(position // self._size)
+            if block is None:
+                raise WrongContent(f"{row.request.id}: position {position} was given back")
             if self._cells[block][position % self._size] != (row.request.salt, group, held):
                 raise WrongContent(f"{row.request.id}: position {position} in group {group}")
         return row.digests[stop - 1] if stop else ROOT

@@ -69,6 +69,7 @@ def test_all_defaults() -> None:
         ({"policy": "fcfs", "aging": 0.5}, {"policy": "fcfs", "aging_s": 0.5}),
         ({"ttft_target": 2, "tpot_target": 0.1}, {"ttft_target_s": 2, "tpot_target_s": 0.1}),
         ({"kv_cache_memory": 1000 * 16 * 23_040, "watermark": 0.1}, {"watermark_blocks": 100}),
+        ({"kv_cache_memory": 1000 * 16 * 23_040, "pin_quota": 0.5}, {"pinned_blocks": 500}),
     ],
 )
 def test_limits(asked: dict[str, Any], expected: dict[str, Any]) -> None:

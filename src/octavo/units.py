@@ -1,4 +1,6 @@
-"""Integer arithmetic and sizes, shared by every part."""
+"""Small arithmetic that every part shares: integers, sizes, what two sequences have in common."""
+
+from collections.abc import Sequence
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -12,6 +14,19 @@ def ceil_div(numerator: int, denominator: int) -> int:
     19
     """
     return -(-numerator // denominator)
+
+
+def common_length(one: Sequence[object], other: Sequence[object]) -> int:
+    """How many leading items are equal.
+
+    >>> common_length([5, 6, 7], [5, 6, 8, 9])
+    2
+    """
+    shorter = min(len(one), len(other))
+    if one[:shorter] == other[:shorter]:
+        return shorter
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), shorter)
 
 
 def human_bytes(size_bytes: int) -> str:

@@ -177,7 +177,8 @@ def pinning(random: Random, request: Request) -> Request:
     """The same request, which asks for a pin."""
     if not request.use_cache:
         return request
-    return replace(request, pin=Pin(random.randint(1, 20), float(random.randint(0, 40))))
+    ends = sorted(random.choices(range(1, 21), k=random.choice([1, 1, 2])))
+    return replace(request, pins=tuple(Pin(end, float(random.randint(0, 40))) for end in ends))
 
 
 def random_limits(random: Random, setup: Setup) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from tests.core.serving import WINDOWS, constant_hash
 from octavo.core.block_manager import Admission, BlockManager, Reservation
 from octavo.core.block_pool import Shortage
 from octavo.core.budget import Ceilings, Limits
-from octavo.core.events import PinRefused
+from octavo.core.events import Pinned
 from octavo.core.holds import Holds
 from octavo.core.invariants import check
 from octavo.core.plan import TableWrite
@@ -457,11 +457,12 @@ class ManagerMachine(RuleBasedStateMachine):
     )
     def pin(self, data: st.DataObject, tokens: int, quota: int, ttl_s: int) -> None:
         sequence = data.draw(st.sampled_from(self.running))
-        sequence.request = replace(sequence.request, pin=Pin(tokens, ttl_s))
+        sequence.request = replace(sequence.request, pins=(Pin(tokens, ttl_s),))
+        sequence.pinned = 0
         before = self.holds.pinned_blocks
-        told = self.holds.pin(sequence, quota, now=0.0)
+        told = list(self.holds.pin(sequence, quota, now=0.0))
         assert self.holds.pinned_blocks <= max(before, quota)
-        assert told is None or isinstance(told, PinRefused) or self.holds.pinned_blocks
+        assert self.holds.pinned_blocks or not any(isinstance(each, Pinned) for each in told)
 
     @rule(now=st.integers(0, 9))
     def expire(self, now: int) -> None:

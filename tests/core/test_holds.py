@@ -222,7 +222,7 @@ def test_a_pin_outlives_eviction_until_its_time_is_over_and_a_hit_renews_it(
 ) -> None:
     serving = Serving(Setup(blocks=8, block_size=4, pinned_blocks=4, watermark_blocks=0))
     tokens = prompt(random, 10)
-    serving.submit(request("a", tokens, 1, pin=Pin(9, 10.0)))
+    serving.submit(request("a", tokens, 1, pins=(Pin(9, 10.0),)))
     serving.finish()
     pool = serving.scheduler.manager.pool
     flood = iter(request(f"f{n}", prompt(random, 22), 1) for n in range(9))
@@ -263,7 +263,7 @@ def test_a_pin_over_the_quota_is_refused_and_those_granted_stay(random: Random) 
         "short": prompt(random, 3),
     }
     for name, tokens in prompts.items():
-        serving.submit(request(name, tokens, 2, pin=Pin(12, 99.0)))
+        serving.submit(request(name, tokens, 2, pins=(Pin(12, 99.0),)))
         serving.finish()
     assert [decision.request_id for decision in serving.of(Pinned)] == ["a", "longer"]
     assert serving.of(PinRefused) == [
@@ -277,7 +277,7 @@ def test_a_pin_asked_for_again_has_the_longer_time(random: Random) -> None:
     serving = Serving(Setup(block_size=4, pinned_blocks=3))
     tokens = prompt(random, 9)
     for name, ttl_s in (("a", 10.0), ("b", 100.0), ("c", 1.0)):
-        serving.submit(request(name, tokens, 3, pin=Pin(8, ttl_s)))
+        serving.submit(request(name, tokens, 3, pins=(Pin(8, ttl_s),)))
         serving.finish()
     (hold,) = serving.scheduler.holds
     assert {decision.name for decision in serving.of(Pinned)} == {hold.id}
@@ -286,10 +286,29 @@ def test_a_pin_asked_for_again_has_the_longer_time(random: Random) -> None:
     assert serving.scheduler.manager.pool.owned == serving.scheduler.holds.pinned_blocks == 0
 
 
+def test_each_pin_of_a_prompt_ends_in_its_own_time(random: Random) -> None:
+    """Who shares the shorter beginning alone keeps that alive, and not the longer one."""
+    serving = Serving(Setup(block_size=4, pinned_blocks=9))
+    tokens = prompt(random, 14)
+    pins = (Pin(3, 9.0), Pin(4, 50.0), Pin(12, 50.0))
+    serving.submit(request("a", tokens, 1, pins=pins, branches=2))
+    serving.finish()
+    assert [decision.blocks for decision in serving.of(Pinned)] == [1, 3]
+    assert [decision.limit for decision in serving.of(PinRefused)] == ["tokens"]
+    assert serving.scheduler.holds.pinned_blocks == 3
+    serving.now += 40
+    serving.submit(request("shares", (*tokens[:4], *prompt(random, 4)), 1))
+    serving.finish()
+    serving.now += 40
+    serving.submit(request("later", prompt(random, 4), 1))
+    serving.finish()
+    assert serving.scheduler.holds.pinned_blocks == 1
+
+
 def test_a_pin_yields_last_and_only_when_nothing_else_does(random: Random) -> None:
     serving = Serving(Setup(blocks=8, block_size=4, watermark_blocks=0, pinned_blocks=4))
-    serving.submit(request("late", prompt(random, 8), 1, pin=Pin(8, 90.0)))
-    serving.submit(request("soon", prompt(random, 8), 1, pin=Pin(8, 50.0)))
+    serving.submit(request("late", prompt(random, 8), 1, pins=(Pin(8, 90.0),)))
+    serving.submit(request("soon", prompt(random, 8), 1, pins=(Pin(8, 50.0),)))
     serving.finish()
     kept(serving, "session", prompt(random, 8), 1)
     serving.submit(request("big", prompt(random, 30), 2))
@@ -302,7 +321,7 @@ def test_a_pin_yields_last_and_only_when_nothing_else_does(random: Random) -> No
 @pytest.mark.parametrize("fields", [{"use_cache": False}, {}])
 def test_a_pin_without_the_cache_is_refused(random: Random, fields: dict[str, bool]) -> None:
     serving = Serving(Setup(cached="use_cache" in fields))
-    serving.submit(request("a", prompt(random, 9), 3, pin=Pin(8, 9.0), **fields))
+    serving.submit(request("a", prompt(random, 9), 3, pins=(Pin(8, 9.0),), **fields))
     ending = serving.endings["a"]
     assert isinstance(ending, Refused)
     assert ending.limit == "pin"
@@ -315,7 +334,7 @@ def test_after_a_flush_nothing_computed_before_is_found(random: Random) -> None:
     """Neither what was cached, nor pinned, nor what a running request computes on top of it."""
     serving = Serving(Setup(block_size=4, pinned_blocks=9))
     tokens = prompt(random, 16)
-    serving.submit(request("cached", tokens, 1, pin=Pin(8, 99.0)))
+    serving.submit(request("cached", tokens, 1, pins=(Pin(8, 99.0),)))
     serving.finish()
     serving.submit(request("runs", (*tokens, *prompt(random, 8)), 9))
     serving.step()
@@ -401,7 +420,7 @@ def test_a_pin_goes_for_whom_a_victim_was_swapped(random: Random) -> None:
         )
     )
     serving.submit(request("a", prompt(random, 4), 2))
-    serving.submit(request("b", prompt(random, 2), 2, pin=Pin(2, 99.0)))
+    serving.submit(request("b", prompt(random, 2), 2, pins=(Pin(2, 99.0),)))
     serving.step()
     plan = serving.step()
     kinds = [(type(one), getattr(one, "limit", None)) for one in plan.decisions]

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from operator import attrgetter
 from random import Random
 from typing import Any, get_args
 
@@ -69,7 +70,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         branches=st.sampled_from([1, 1, 2, 3, 6]),
         sampling=st.sampled_from([Sampling(), DRAWN, DRAWN]),
         keep=st.booleans(),
-        pin=st.none() | st.builds(Pin, st.integers(1, 12), st.floats(0, 20)),
+        pins=st.lists(st.builds(Pin, st.integers(1, 12), st.floats(0, 20)), max_size=2),
     )
     def submit(
         self,
@@ -86,7 +87,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         branches: int,
         sampling: Sampling,
         keep: bool,
-        pin: Pin | None,
+        pins: list[Pin],
     ) -> None:
         prompt = tuple(range(1, head + 1)) + tuple(tail)
         request = Request(
@@ -102,7 +103,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             branches=branches,
             sampling=sampling,
             keep=keep,
-            pin=pin,
+            pins=tuple(sorted(pins, key=attrgetter("tokens"))),
         )
         self.serving.submit(restarted(request, emitted, self.serving.setup.vocabulary))
 

@@ -149,8 +149,8 @@ SESSIONS = World(
 PINS = World(
     setup=setup(4, pinned_blocks=1, aging_s=5.0),
     requests=(
-        request("a", (1, 2, 3), 2, pin=Pin(2, 5.0)),
-        request("b", (1, 2, 4, 5), 1, pin=Pin(4, 5.0)),
+        request("a", (1, 2, 3), 2, pins=(Pin(2, 5.0),)),
+        request("b", (1, 2, 4, 5), 1, pins=(Pin(4, 5.0),)),
         request("c", (1, 2, 3), 3, priority=1),
     ),
     passes_s=10.0,

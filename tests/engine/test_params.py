@@ -28,6 +28,9 @@ ALLOWED: dict[str, tuple[Any, ...]] = {
     "tenant": ("", "team a", "x" * 256),
     "ttft_target_s": (None, 0.001, 2, 1e6),
     "tpot_target_s": (None, 0.001, 0.1, 1e6),
+    "cache": ("on", "off"),
+    "cache_salt": (None, "a", "x" * 1024),
+    "cache_control": (None, {"type": "ephemeral"}, {"type": "ephemeral", "ttl": "1h"}),
 }
 REFUSED: dict[str, tuple[Any, ...]] = {
     "temperature": (-0.1, 100.5, NAN, INFINITY, "1", None, True),
@@ -47,6 +50,9 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "include_stop_str_in_output": (0, None),
     "skip_special_tokens": ("no", None),
     "priority": (2**31, -(2**31) - 1, 0.5),
+    "cache": (True, None, "auto", ""),
+    "cache_salt": ("", "x" * 1025, 5, b"a"),
+    "cache_control": ({}, "ephemeral", {"type": "ephemeral", "ttl": 300}),
 }
 
 

@@ -224,7 +224,7 @@ def test_holds_that_go_and_pins_that_come_are_told() -> None:
     for name, tokens in (("a", 1), ("b", 5), ("c", 9)):
         prompt = tuple(range(tokens, tokens + (14 if name == "c" else 4)))
         pin = Pin(3 if name == "c" else 4, 9.0)
-        serving.submit(Request(id=name, prompt=prompt, max_tokens=1, pin=pin))
+        serving.submit(Request(id=name, prompt=prompt, max_tokens=1, pins=(pin,)))
         serving.finish()
     (hold,) = [d.name for d in serving.decisions if isinstance(d, Pinned)]
     assert f"its beginning stays cached: 1 block pinned as {hold}" in texts(told_by(lives, "a"))

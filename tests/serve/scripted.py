@@ -107,6 +107,9 @@ class ScriptedClient:
         self.state = replace(self.state, limits=changed(self.state.limits, changes))
         return self.state.limits
 
+    async def flush(self) -> int:
+        return self.state.blocks_cached
+
     async def stream(self, ticket: Ticket) -> AsyncGenerator[Delta | Ended, None]:
         request = ticket.request
         self.tickets.append(ticket)

@@ -46,3 +46,9 @@ def test_what_is_wrong_changes_nothing(
 
 def test_other_methods_are_refused(http: httpx.Client) -> None:
     assert http.post("/admin/limits", json={"max_num_seqs": 5}).status_code == 405
+
+
+def test_the_cache_is_flushed(http: httpx.Client) -> None:
+    answer = http.post("/admin/cache/flush")
+    assert (answer.status_code, answer.json()) == (200, {"blocks_flushed": IDLE.blocks_cached})
+    assert http.get("/admin/cache/flush").status_code == 405

@@ -6,6 +6,7 @@ import httpx
 import pytest
 from tests.serve.scripted import Served
 
+from octavo.core.request import Pin
 from octavo.serve import chat, completions
 from octavo.serve.requests import SamplingFields
 
@@ -35,6 +36,10 @@ HONOURED: dict[str, tuple[Any, str, Any]] = {
     "tenant": ("team a", "tenant", "team a"),
     "ttft_target_s": (1.5, "ttft_target_s", 1.5),
     "tpot_target_s": (0.25, "tpot_target_s", 0.25),
+    "cache": ("off", "use_cache", False),
+    "cache_prompt": (False, "use_cache", False),
+    "cache_salt": ("team a", "salt", "team a"),
+    "cache_control": ({"type": "ephemeral", "ttl": "1h"}, "pins", None),
 }
 IN_THE_TEXT = {
     "stop": ("from", {}, "Hello "),
@@ -57,6 +62,9 @@ OUT_OF_RANGE: dict[str, tuple[Any, ...]] = {
     "tenant": ("x" * 257,),
     "ttft_target_s": (0, -1, 1e7),
     "tpot_target_s": (0, -1, 1e7),
+    "cache": ("auto", ""),
+    "cache_salt": ("", "x" * 1025),
+    "cache_control": ({}, {"type": "x"}, {"type": "ephemeral", "ttl": "2h"}),
 }
 WRONG_TYPE: dict[str, tuple[Any, ...]] = {
     "temperature": ("hot", [1], True),
@@ -77,6 +85,10 @@ WRONG_TYPE: dict[str, tuple[Any, ...]] = {
     "include_stop_str_in_output": (0,),
     "skip_special_tokens": ("no",),
     "priority": ("high",),
+    "cache": (False, 1),
+    "cache_prompt": ("off", 0),
+    "cache_salt": (5, ["a"]),
+    "cache_control": ("ephemeral", True, [], {"type": "ephemeral", "x": 1}),
     "model": (5, ["scripted"]),
     "stream": ("yes", 1),
     "stream_options": (True, {"include_usage": 1}, {"unknown": True}),
@@ -151,6 +163,8 @@ def test_sampling_fields_reach_the_engine(
     found: Any = served.client.tickets[0].request
     for name in path.split("."):
         found = getattr(found, name)
+    if field == "cache_control":
+        seen = (Pin(len(served.client.tickets[0].request.prompt), 3600.0),)
     assert found == seen
 
 
@@ -209,7 +223,7 @@ def test_an_unknown_field_is_refused_with_advice(http: httpx.Client, kind: str) 
     advice = {
         "temprature": "did you mean temperature?",
         "n_predict": "use max_tokens",
-        "cache_prompt": "leave it out",
+        "n_keep": "leave it out",
         "temperature" * 10**3: "leave it out",
         "prompt" if kind == "chat" else "messages": "POST it to /v1/",
     }
@@ -266,4 +280,61 @@ def test_B124_the_prompts_of_one_request_are_limited(http: httpx.Client, served:
     served.client.tickets.clear()
     for prompt in (["a"] * 1025, [[5]] * 1025):
         refused(post(http, "completion", prompt=prompt), "prompt")
+    assert served.client.tickets == []
+
+
+@pytest.mark.parametrize("kind", PATHS)
+def test_both_names_of_the_cache(http: httpx.Client, served: Served, kind: str) -> None:
+    assert post(http, kind, cache="on", cache_prompt=True).status_code == 200
+    assert served.client.tickets[0].request.use_cache
+    refused(post(http, kind, cache="off", cache_prompt=True), "cache_prompt")
+
+
+@pytest.mark.parametrize("kind", PATHS)
+def test_what_is_not_cached_cannot_be_kept(http: httpx.Client, kind: str) -> None:
+    refused(post(http, kind, cache="off", cache_control={"type": "ephemeral"}), "cache")
+
+
+def part(text: str, **more: Any) -> dict[str, Any]:
+    return {"type": "text", "text": text, **more}
+
+
+FOR_AN_HOUR = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+FOR_A_WHILE = {"cache_control": {"type": "ephemeral"}}
+
+
+def test_breakpoints_mark_the_prompt_up_to_them(http: httpx.Client, served: Served) -> None:
+    """Here a token is a byte, and the template puts `<|start|>role:` before and `<|other|>` after
+    each message, both one token."""
+    messages = [
+        {"role": "system", "content": [part("You are", **FOR_AN_HOUR), part(" terse.")]},
+        {"role": "user", "content": [part("Why?"), part(" Now.", **FOR_A_WHILE)]},
+    ]
+    whole = {"cache_control": {"type": "ephemeral"}}
+    assert post(http, "chat", messages=messages, **whole).status_code == 200
+    request = served.client.tickets[0].request
+    first = len("system:You are") + 1
+    second = len("system:You are terse.user:Why? Now.") + 3
+    assert request.pins == (
+        Pin(first, 3600.0),
+        Pin(second, 300.0),
+        Pin(len(request.prompt), 300.0),
+    )
+
+
+def test_too_many_or_broken_breakpoints_are_refused(http: httpx.Client, served: Served) -> None:
+    four = [part("a", **FOR_A_WHILE)] * 4
+    assert post(http, "chat", messages=[{"role": "user", "content": four}]).status_code == 200
+    served.client.tickets.clear()
+    five = {"messages": [{"role": "user", "content": [*four, part("b", **FOR_A_WHILE)]}]}
+    refused(post(http, "chat", **five), "messages")
+    four_and_one = {"messages": [{"role": "user", "content": four}], **FOR_A_WHILE}
+    refused(post(http, "chat", **four_and_one), "cache_control")
+    for wrong in ({"type": "x"}, "x", {"type": "ephemeral", "ttl": 5}, {"ttl": "5m"}):
+        content = [part("a", cache_control=wrong)]
+        response = post(http, "chat", messages=[{"role": "user", "content": content}])
+        refused(response, "messages[0].content[0].cache_control")
+    content = [part("a", cached=True)]
+    response = post(http, "chat", messages=[{"role": "user", "content": content}])
+    refused(response, "messages[0].content[0]")
     assert served.client.tickets == []

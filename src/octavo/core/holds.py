@@ -17,6 +17,7 @@ from octavo.core.block_manager import BlockManager
 from octavo.core.block_table import BlockTable
 from octavo.core.events import HoldDropped, HoldExpired, Pinned, PinRefused
 from octavo.core.prefix_cache import Context, Prefix
+from octavo.core.request import Pin
 from octavo.core.sequence import Sequence
 
 
@@ -99,19 +100,27 @@ class Holds:
 
     # --- pins
 
-    def pin(self, sequence: Sequence, quota_blocks: int, now: float) -> Pinned | PinRefused | None:
-        """Pin what the request asks for, once those blocks are sealed; a second time renews.
+    def pin(
+        self, sequence: Sequence, quota_blocks: int, now: float
+    ) -> Iterator[Pinned | PinRefused]:
+        """Pin what the request asks for, as far as those blocks are sealed; a second time renews.
 
         A pin that was granted is kept: one that does not fit the quota beside it is refused.
         """
-        pin = sequence.request.pin
-        if pin is None or sequence.pinned:
-            return None
+        for pin in sequence.request.pins[sequence.pinned :]:
+            told = self._pin(sequence, pin, quota_blocks, now)
+            if told is None:
+                return
+            sequence.pinned += 1
+            yield told
+
+    def _pin(
+        self, sequence: Sequence, pin: Pin, quota_blocks: int, now: float
+    ) -> Pinned | PinRefused | None:
         tokens = min(pin.tokens, len(sequence.request.prompt))
         count = tokens // self._manager.block_size
         if sequence.sealed < count and not sequence.private:
             return None
-        sequence.pinned = True
         if not count:
             return PinRefused(sequence.id, "tokens", 0, self._manager.block_size - tokens)
         if sequence.private:

@@ -25,6 +25,7 @@ from weakref import WeakValueDictionary
 
 from octavo.core.block_table import ABSENT
 from octavo.core.windows import Windows, first_held
+from octavo.units import common_length
 
 BlockKey = NewType("BlockKey", bytes)
 HashFunction = Callable[[bytes], bytes]
@@ -194,7 +195,9 @@ class PrefixCache:
         """
         children = self._children.get(parent, [])
         place = _place(children, tokens)
-        beside = [(one, _common(one.tokens, tokens)) for one in children[max(place - 1, 0) :][:2]]
+        beside = [
+            (one, common_length(one.tokens, tokens)) for one in children[max(place - 1, 0) :][:2]
+        ]
         best = max(beside, key=lambda found: found[1], default=None)
         return best if best is not None and best[1] else None
 
@@ -232,9 +235,3 @@ class PrefixCache:
 
 def _place(children: list[Prefix], tokens: tuple[int, ...]) -> int:
     return bisect_left(children, tokens, key=attrgetter("tokens"))
-
-
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many leading tokens are equal."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -51,9 +51,10 @@ class Request:
     behalf it comes: some policies are fair between tenants. Its first token should come within
     `ttft_target_s` of its arrival, each further one within `tpot_target_s` on average; None is what
     the limits say.
-    `pin` asks that the beginning of the prompt stays in the pool. `keep` asks that each answer that
-    ends as it should leaves its blocks as a hold, under the name that decisions give it; a request
-    that is to go on `after` this name shares as many positions as it begins alike.
+    `pins`, the shortest first, ask that beginnings of the prompt stay in the pool. `keep` asks that
+    each answer that ends as it should leaves its blocks as a hold, under the name that decisions
+    give it; a request that is to go on `after` this name shares as many positions as it begins
+    alike.
     """
 
     id: str
@@ -68,7 +69,7 @@ class Request:
     emitted: tuple[int, ...] = ()
     branches: int = 1
     tenant: str = ""
-    pin: Pin | None = None
+    pins: tuple[Pin, ...] = ()
     keep: bool = False
     after: str | None = None
     ttft_target_s: float | None = None

@@ -268,7 +268,7 @@ class Scheduler:
         events: list[Event] = []
         for part in step.parts:
             events += self._take_in(part, outcomes.get(part.span.row), now)
-            if part.sequence.request.pin is not None:
+            if part.sequence.request.pins:
                 self._pin(part.sequence, now)
         if step.tokens and not plan.moves:
             self.pace.observe(step.tokens, now - max(step.planned_at, self._committed_at))
@@ -304,7 +304,7 @@ class Scheduler:
                 f"prompt and answer need {needed} KV blocks,"
                 f" the pool has {self.manager.pool.total}",
             )
-        if request.pin and (self.manager.cache is None or not request.use_cache):
+        if request.pins and (self.manager.cache is None or not request.use_cache):
             return Refused(request.id, "pin", "a pin needs the prefix cache, which is off")
         if request.id in self._by_id:
             return Refused(request.id, "id", f"a request with id {request.id!r} is live")
@@ -648,9 +648,7 @@ class Scheduler:
     # --- commit
 
     def _pin(self, sequence: Sequence, now: float) -> None:
-        told = self.holds.pin(sequence, self.limits.pinned_blocks, now)
-        if told is not None:
-            self._untold.append(told)
+        self._untold += self.holds.pin(sequence, self.limits.pinned_blocks, now)
 
     def _take_in(
         self, part: _Part, outcome: Sampled | RowFailed | None, now: float

@@ -86,8 +86,8 @@ class Sequence:
         """Leading blocks whose content is final and was offered to the prefix cache."""
         self.private = False
         """Nothing that it computes is published: it began before the cache was flushed."""
-        self.pinned = number > 0
-        """The pin that its request asks for was granted or refused, or is another sibling's."""
+        self.pinned = len(request.pins) if number else 0
+        """How many of the pins of its request were granted or refused, or are another sibling's."""
         self.writable = 0
         """Positions from `scheduled` up to here may be written to; kept by the block manager."""
         self.last_served = -1

@@ -10,13 +10,14 @@ import queue
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from octavo.core.budget import Limits
 from octavo.core.events import CancelReason, Event, Refused, Token
 from octavo.core.request import Request
 from octavo.engine.door import Ticket
 from octavo.engine.engine import Engine, EngineStatus
-from octavo.errors import EngineStopped, OctavoError, Overloaded, RequestError
+from octavo.errors import EngineStopped, InvalidRequest, OctavoError, Overloaded, RequestError
 from octavo.text.assembler import Delta, Ended
 
 logger = logging.getLogger(__name__)
@@ -37,19 +38,20 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
-class Flush:
-    """Empty the prefix cache."""
-
-
-@dataclass(frozen=True, slots=True)
 class ChangeLimits:
     """Answered by the limits that hold then. Pairs of a limit and its new value."""
 
     changes: tuple[tuple[str, object], ...]
 
 
-Question = ChangeLimits
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """Empty the prefix cache. Answered by how many blocks it held."""
+
+
+Question = ChangeLimits | Flush
 """What the engine is asked about itself, not for a request."""
+Answer = Limits | int
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class Reply:
     """The answer to a question, or why there is none."""
 
     number: int
-    answer: Limits | OctavoError
+    answer: Answer | OctavoError
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ class Stop:
     """End the thread after the current step."""
 
 
-Command = Submit | Cancel | Flush | Ask | Stop
+Command = Submit | Cancel | Ask | Stop
 Told = Event | Reply
 Deliver = Callable[[tuple[Told, ...]], None]
 
@@ -142,17 +144,18 @@ class EngineThread:
                 return self._engine.submit(request)
             case Cancel(request_id, branch, reason):
                 return self._engine.cancel(request_id, branch, reason)
-            case Flush():
-                self._engine.flush()
-                return ()
             case Ask(number, question):
                 return (Reply(number, self._answer(question)),)
             case Stop():
                 return ()
 
-    def _answer(self, question: Question) -> Limits | OctavoError:
+    def _answer(self, question: Question) -> Answer | OctavoError:
         try:
-            return self._engine.change_limits(dict(question.changes))
+            match question:
+                case ChangeLimits(changes):
+                    return self._engine.change_limits(dict(changes))
+                case Flush():
+                    return self._engine.flush()
         except OctavoError as error:
             return error
 
@@ -164,7 +167,7 @@ class AsyncClient:
         self._thread = EngineThread(engine, self._deliver, self._engine_ended)
         self._listeners: dict[str, asyncio.Queue[Event | None]] = {}
         """None in a queue says that the engine has ended."""
-        self._asked: dict[int, asyncio.Future[Limits]] = {}
+        self._asked: dict[int, asyncio.Future[Any]] = {}
         self._questions = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self.draining = False
@@ -180,10 +183,6 @@ class AsyncClient:
         """Stop the engine; answers that are under way end with an error."""
         self.draining = True
         await asyncio.to_thread(self._thread.stop)
-
-    def flush(self) -> None:
-        """Empty the prefix cache before the next step: later requests find nothing of before."""
-        self._thread.send(Flush())
 
     def status(self) -> EngineStatus:
         return self._thread.status
@@ -227,9 +226,18 @@ class AsyncClient:
 
         Raises   InvalidRequest: nothing has changed. EngineStopped.
         """
-        return await self._ask(ChangeLimits(tuple(changes.items())))
+        limits: Limits = await self._ask(ChangeLimits(tuple(changes.items())))
+        return limits
 
-    async def _ask(self, question: Question) -> Limits:
+    async def flush(self) -> int:
+        """Empty the prefix cache: later requests find nothing of before. How many blocks it held.
+
+        Raises   EngineStopped.
+        """
+        blocks: int = await self._ask(Flush())
+        return blocks
+
+    async def _ask(self, question: Question) -> Any:
         if not self.alive:
             raise EngineStopped("the engine has ended")
         self._questions += 1
@@ -263,7 +271,7 @@ class AsyncClient:
             if listener is not None:
                 listener.put_nowait(each)
 
-    def _settle(self, number: int, answer: Limits | OctavoError) -> None:
+    def _settle(self, number: int, answer: Answer | OctavoError) -> None:
         """Give who asked the answer, if they still wait for it."""
         asked = self._asked.get(number)
         if asked is None or asked.done():
@@ -286,4 +294,7 @@ def _refusal(refused: Refused) -> RequestError:
         error = RequestError(refused.message)
         error.code = "context_length_exceeded"
         return error
-    return Overloaded(f"the request was refused: {refused.message}")
+    message = f"the request was refused: {refused.message}"
+    if refused.limit.startswith("waiting"):
+        return Overloaded(message)
+    return InvalidRequest(message, param="cache_control" if refused.limit == "pin" else None)

@@ -4,15 +4,24 @@ import random
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 from octavo.core.events import Finished, Token
-from octavo.core.request import Request
+from octavo.core.request import Pin, Request
 from octavo.engine.params import SamplingParams
 from octavo.errors import ContextLengthExceeded, InvalidRequest
 from octavo.text.assembler import Assembler, StopRules
+from octavo.text.breakpoints import (
+    MAX_BREAKPOINTS,
+    breakpoints_of,
+    characters_before,
+    ttl_s_of,
+    unused_character,
+)
 from octavo.text.chat import ChatTemplate
 from octavo.text.tokenizer import Tokenizer
+from octavo.units import common_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +84,9 @@ class Door:
 
         Raises   InvalidRequest, ContextLengthExceeded.
         """
-        return self._ticket(self.encode(self.render(messages), add_special=False), params)
+        text = self.render(messages)
+        ids = self.encode(text, add_special=False)
+        return self._ticket(ids, params, self._pins(messages, text, ids))
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The text that asks for the assistant's next message.
@@ -111,7 +122,29 @@ class Door:
             )
         return token
 
-    def _ticket(self, ids: Sequence[int], params: SamplingParams) -> Ticket:
+    def _pins(
+        self, messages: Sequence[Mapping[str, Any]], text: str, ids: Sequence[int]
+    ) -> tuple[Pin, ...]:
+        """The beginnings of a conversation that its breakpoints ask to keep.
+
+        A token is before a breakpoint if it would be the same whatever followed there.
+        """
+        pins = []
+        for one in breakpoints_of(messages):
+            before = text[: characters_before(one, messages, text, self.render)]
+            other = self.encode(before + unused_character(text), add_special=False)
+            count = common_length(ids, other)
+            if not count:
+                raise InvalidRequest(
+                    f"{one.where} stands before the first token: there is nothing to keep",
+                    param=one.where,
+                )
+            pins.append(Pin(count, one.ttl_s))
+        return tuple(pins)
+
+    def _ticket(
+        self, ids: Sequence[int], params: SamplingParams, pins: tuple[Pin, ...] = ()
+    ) -> Ticket:
         max_tokens = self._room(len(ids), params.max_tokens)
         if params.min_tokens > max_tokens:
             raise InvalidRequest(
@@ -134,6 +167,9 @@ class Door:
             tenant=params.tenant,
             ttft_target_s=params.ttft_target_s,
             tpot_target_s=params.tpot_target_s,
+            salt=params.cache_salt or "",
+            use_cache=params.cache == "on",
+            pins=_all_pins(pins, len(ids), params),
         )
         rules = StopRules(
             strings=tuple(params.stop),
@@ -170,3 +206,20 @@ class Door:
                 param="max_tokens",
             )
         return room if max_tokens is None else max_tokens
+
+
+def _all_pins(pins: tuple[Pin, ...], length: int, params: SamplingParams) -> tuple[Pin, ...]:
+    """Those of the messages, and one of the whole prompt if that is asked, the shortest first.
+
+    Raises   InvalidRequest: there are too many, or none can be kept.
+    """
+    if params.cache_control is not None:
+        pins = (*pins, Pin(length, ttl_s_of(params.cache_control, "cache_control")))
+    if pins and params.cache == "off":
+        raise InvalidRequest("cache_control needs the cache, which is off here", param="cache")
+    if len(pins) > MAX_BREAKPOINTS:
+        raise InvalidRequest(
+            f"there are {len(pins)} cache_control, at most {MAX_BREAKPOINTS} are allowed",
+            param="cache_control",
+        )
+    return tuple(sorted(pins, key=attrgetter("tokens")))

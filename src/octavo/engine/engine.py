@@ -108,10 +108,16 @@ class Engine:
         call = Drop(self._clock(), hold)
         self._show(call, self.scheduler.drop(hold, call.now))
 
-    def flush(self) -> None:
-        """Empty the prefix cache: no later request finds what was computed before. Pins end."""
+    def flush(self) -> int:
+        """Empty the prefix cache: no later request finds what was computed before. Pins end.
+
+        Returns  how many blocks it held.
+        """
+        cache = self.scheduler.manager.cache
+        blocks = 0 if cache is None else len(cache)
         call = Flush(self._clock())
         self._show(call, self.scheduler.flush(call.now))
+        return blocks
 
     def change_limits(self, changes: Mapping[str, object]) -> Limits:
         """Let other limits hold, named as `engine.limits` does; returns all that hold now.

@@ -1,11 +1,13 @@
 """SamplingParams: what a caller may ask of an answer, under the names vLLM users know."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from octavo.core.request import Sampling
 from octavo.errors import InvalidRequest
+from octavo.text.breakpoints import ttl_s_of
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
@@ -14,6 +16,7 @@ MAX_ANSWERS = 128
 MAX_TENANT_CHARACTERS = 256
 TARGET_S = (1e-3, 1e6)
 """The least and the most that a latency target may be, in seconds."""
+MAX_SALT_CHARACTERS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +32,11 @@ class SamplingParams:
     behalf it is asked; the policy fair is fair between tenants. The policy slo aims at the first
     token within `ttft_target_s` and the others within `tpot_target_s` each on average; None takes
     the targets of the engine.
+
+    With `cache` off the prompt is computed whole, and nothing of it is cached. Prompts of one
+    `cache_salt` share their beginnings with each other only. `cache_control`, as
+    `{"type": "ephemeral", "ttl": "5m"}` (or 1h), asks that the prompt stays cached for so long
+    after its last use.
 
     Raises   InvalidRequest naming the field that is out of range.
     """
@@ -50,6 +58,9 @@ class SamplingParams:
     tenant: str = ""
     ttft_target_s: float | None = None
     tpot_target_s: float | None = None
+    cache: Literal["on", "off"] = "on"
+    cache_salt: str | None = None
+    cache_control: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _listed("stop", self.stop))
@@ -85,6 +96,21 @@ class SamplingParams:
                 f"tenant must be text of at most {MAX_TENANT_CHARACTERS} characters", param="tenant"
             )
         self._check_stops()
+        self._check_cache()
+
+    def _check_cache(self) -> None:
+        if self.cache not in ("on", "off"):
+            raise InvalidRequest(f"cache must be on or off, not {self.cache!r}", param="cache")
+        salt = self.cache_salt
+        if salt is not None and not (
+            isinstance(salt, str) and 0 < len(salt) <= MAX_SALT_CHARACTERS
+        ):
+            raise InvalidRequest(
+                f"cache_salt must be text of 1 to {MAX_SALT_CHARACTERS} characters",
+                param="cache_salt",
+            )
+        if self.cache_control is not None:
+            ttl_s_of(self.cache_control, "cache_control")
 
     def _check_stops(self) -> None:
         if len(self.stop) > MAX_STOP_STRINGS:

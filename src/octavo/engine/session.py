@@ -16,6 +16,7 @@ from octavo.engine.answer import Answer
 from octavo.engine.door import Door, Ticket
 from octavo.engine.params import SamplingParams
 from octavo.errors import InvalidRequest, RequestError
+from octavo.text.breakpoints import breakpoints_of
 from octavo.text.detokenizer import Detokenizer
 
 Messages = Sequence[Mapping[str, Any]]
@@ -151,6 +152,11 @@ class Session:
         added = [{"role": "user", "content": content}] if isinstance(content, str) else content
         messages = (*self._messages, *added)
         text = self._door.render(messages)
+        if marks := breakpoints_of(messages):
+            raise InvalidRequest(
+                f"{marks[0].where}: a session keeps all of itself; leave it out",
+                param=marks[0].where,
+            )
         if self._text and text.startswith(self._text):
             rest = self._rest if isinstance(self._rest, str) else ""
             ids = self._door.encode(rest + text[len(self._text) :], add_special=False)

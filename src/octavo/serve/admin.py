@@ -1,4 +1,4 @@
-"""GET and PATCH /admin/limits: what an operator may change while the server runs."""
+"""/admin/limits and /admin/cache/flush: what an operator may change while the server runs."""
 
 from typing import Any
 
@@ -22,6 +22,12 @@ class LimitsInForce(msgspec.Struct, frozen=True, kw_only=True):
     ceilings: dict[str, int]
 
 
+class Flushed(msgspec.Struct, frozen=True, kw_only=True):
+    """How many blocks the prefix cache held, in use or not, until now."""
+
+    blocks_flushed: int
+
+
 async def show_limits(service: Service, request: Request) -> Response:
     return _in_force(service, service.client.status().limits)
 
@@ -32,6 +38,11 @@ async def change_limits(service: Service, request: Request) -> Response:
     if not changes:
         raise InvalidRequest("the body names no limit; GET shows which there are")
     return _in_force(service, await service.client.change_limits(changes))
+
+
+async def flush_cache(service: Service, request: Request) -> Response:
+    """Let no later request find what was computed before; those under way go on."""
+    return json_response(Flushed(blocks_flushed=await service.client.flush()))
 
 
 def _in_force(service: Service, limits: Limits) -> Response:

@@ -21,7 +21,6 @@ Neutral = Mapping[str, tuple[object, ...]]
 NEUTRAL_EVERYWHERE: Neutral = {
     "allowed_token_ids": (),
     "bad_words": ([],),
-    "cache_salt": (),
     "echo": (False,),
     "frequency_penalty": (0,),
     "kv_transfer_params": (),
@@ -85,6 +84,10 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     tenant: str | UnsetType = UNSET
     ttft_target_s: float | UnsetType = UNSET
     tpot_target_s: float | UnsetType = UNSET
+    cache: str | UnsetType = UNSET
+    cache_prompt: bool | UnsetType = UNSET
+    cache_salt: str | UnsetType = UNSET
+    cache_control: JsonObject | UnsetType = UNSET
 
 
 async def read_body(request: Request, limit_bytes: int) -> bytes:
@@ -201,6 +204,7 @@ def _params(fields: SamplingFields, defaults: SamplingParams) -> SamplingParams:
     }
     if isinstance(stop := given.get("stop"), str):
         given["stop"] = (stop,)
+    _merge_cache_prompt(given)
     newer = given.pop("max_completion_tokens", None)
     if newer is None:
         return replace(defaults, **given)
@@ -215,3 +219,13 @@ def _params(fields: SamplingFields, defaults: SamplingParams) -> SamplingParams:
             raise
         message = error.message.replace("max_tokens", "max_completion_tokens")
         raise InvalidRequest(message, param="max_completion_tokens") from error
+
+
+def _merge_cache_prompt(given: JsonObject) -> None:
+    """llama.cpp's name for `cache`, as a switch."""
+    switch = given.pop("cache_prompt", None)
+    if switch is None:
+        return
+    meant = "on" if switch else "off"
+    if given.setdefault("cache", meant) != meant:
+        raise InvalidRequest("cache and cache_prompt differ; send one", param="cache_prompt")

@@ -12,10 +12,12 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from octavo.errors import InvalidRequest, ModelFileError
+from octavo.text.breakpoints import ttl_s_of
 from octavo.text.tokenizer import Tokenizer
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _KEYS = frozenset({"role", "content", "name"})
+_PART_KEYS = frozenset({"type", "text", "cache_control"})
 
 
 class ChatTemplate:
@@ -122,9 +124,14 @@ def _part(part: object, where: str) -> str:
     if not isinstance(part, Mapping) or part.get("type") != "text":
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
         raise InvalidRequest(f"{where} is of type {kind!r}; only text is supported", param=where)
+    given = {key for key, value in part.items() if value is not None}
+    if unknown := sorted(map(str, given - _PART_KEYS)):
+        raise InvalidRequest(f"{where}.{unknown[0]} is not supported", param=where)
     text = part.get("text")
     if not isinstance(text, str):
         raise InvalidRequest(f"{where}.text is not a string", param=where)
+    if part.get("cache_control") is not None:
+        ttl_s_of(part["cache_control"], f"{where}.cache_control")
     return text
 
 

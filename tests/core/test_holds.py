@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 from tests.core.serving import DRAWN, Serving, Setup
-from tests.core.test_faults import fates_of, finished, prompt, request
+from tests.core.test_faults import fates_of, finished, request
 
 from octavo.core.events import (
     Admitted,
@@ -24,6 +24,11 @@ from octavo.simulate.oracle import answer_alone
 @pytest.fixture
 def random(seed: int) -> Random:
     return Random(seed)
+
+
+def prompt(random: Random, length: int) -> tuple[int, ...]:
+    """Of tokens that no answer has, and that no two prompts have in common."""
+    return tuple(random.choices(range(1000, 10**9), k=length))
 
 
 def held(serving: Serving) -> list[str]:
@@ -90,7 +95,7 @@ def test_what_was_held_is_shared_as_far_as_the_prompt_begins_alike(random: Rando
     tokens = kept(serving, "a", prompt(random, 9), 6)
     for upto in (14, 13, 8, 1, 0):
         name = f"b{upto}"
-        serving.submit(request(name, (*tokens[:upto], 96, 95), 3, after="a"))
+        serving.submit(request(name, (*tokens[:upto], 998, 999), 3, after="a"))
         serving.finish()
         (admitted,) = serving.of(Admitted, name)
         assert admitted.cached_tokens == upto
@@ -105,7 +110,7 @@ def test_without_its_hold_a_request_computes_its_prompt(random: Random, gone: st
         serving.drop("a")
     after = "x" if gone == "never there" else "a"
     salt = "other" if gone == "another salt" else ""
-    serving.submit(request("b", (*tokens, 1), 3, after=after, salt=salt))
+    serving.submit(request("b", (*tokens, 991), 3, after=after, salt=salt))
     serving.finish()
     assert finished(serving, "b").receipt.cached_tokens == 0
 
@@ -139,7 +144,7 @@ def test_each_branch_is_held_under_its_own_name(random: Random) -> None:
     assert sorted(held(serving)) == ["a", "a#1", "a#2"]
     assert serving.scheduler.manager.pool.owned == 2 + 3 * 2
     for name in held(serving):
-        tail = (*tokens, *serving.tokens[name], 5)
+        tail = (*tokens, *serving.tokens[name], 995)
         follower = f"after {name}".replace("#", " ")
         serving.submit(request(follower, tail, 2, after=name))
         serving.finish()
@@ -163,7 +168,7 @@ def test_holds_go_before_anyone_is_preempted_the_least_used_first(random: Random
     """Each holds 2 of 8 blocks; `c` was held last, `a` is used again."""
     serving = Serving(Setup(blocks=8, block_size=4, watermark_blocks=0, cached=False))
     tokens = {name: kept(serving, name, prompt(random, 6), 2) for name in "abc"}
-    serving.submit(request("again", (*tokens["a"], 7), 1, after="a"))
+    serving.submit(request("again", (*tokens["a"], 997), 1, after="a"))
     serving.finish()
     assert held(serving) == ["b", "c", "a"]
     serving.submit(request("big", prompt(random, 11), 14))
@@ -208,7 +213,7 @@ def test_what_a_request_goes_on_from_yields_to_it_last_and_it_still_runs(random:
 def test_a_hold_whose_blocks_are_all_in_use_stays(random: Random) -> None:
     serving = Serving(Setup(blocks=6, block_size=4, watermark_blocks=0, cached=False))
     tokens = kept(serving, "a", prompt(random, 7), 2)
-    serving.submit(request("b", (*tokens, 3), 17, after="a"))
+    serving.submit(request("b", (*tokens, 993), 17, after="a"))
     serving.finish()
     assert not serving.of(HoldDropped)
     assert held(serving) == ["a"]
@@ -236,7 +241,7 @@ def test_a_pin_outlives_eviction_until_its_time_is_over_and_a_hit_renews_it(
     assert (pinned.request_id, pinned.blocks, pool.yielding) == ("a", 2, 2)
     assert pinned.until_s == serving.now - 1 + 10
     serving.now = pinned.until_s - 1.5
-    serving.submit(request("hit", (*tokens[:8], 1, 2), 1))
+    serving.submit(request("hit", (*tokens[:8], 991, 992), 1))
     serving.finish()
     assert finished(serving, "hit").receipt.cached_tokens == 8
     serving.now = pinned.until_s + 5
@@ -247,7 +252,7 @@ def test_a_pin_outlives_eviction_until_its_time_is_over_and_a_hit_renews_it(
     assert serving.of(HoldExpired) == [HoldExpired(pinned.name, 2)]
     for _ in range(3):
         evict()
-    serving.submit(request("miss", (*tokens[:8], 1, 2), 1))
+    serving.submit(request("miss", (*tokens[:8], 991, 992), 1))
     serving.finish()
     assert finished(serving, "miss").receipt.cached_tokens == 0
     assert pool.owned == 0

@@ -49,7 +49,8 @@ class Hold:
 
 
 class Holds:
-    """Keeps  pinned blocks ≤ the quota; every block of a hold has it among its owners."""
+    """Keeps  pins within their quota; every block of a hold has it among its owners. That the time
+    of a pin is over is seen at the next plan."""
 
     def __init__(self, manager: BlockManager) -> None:
         self._manager = manager

@@ -459,7 +459,9 @@ class Scheduler:
             return False
         if draft.leaders is None:
             draft.leaders = [one for one in self._running if self.manager.fills_prompt(one)]
-        before = (one for one in draft.leaders if policy.goes_before(one, sequence, draft.at))
+        before = [one for one in draft.leaders if policy.goes_before(one, sequence, draft.at)]
+        if not before:
+            return False
         lead = self.manager.lead(sequence, before, self._parent_of(sequence))
         if lead is None or not policy.worth_following(
             lead.alike, lead.lacking, draft.budget.left, self.pace

@@ -50,6 +50,7 @@ def test_all_defaults() -> None:
     assert resolved.token_bytes == 23_040
     assert resolved.pool_tokens == resolved.blocks * 16
     spent = resolved.weights_bytes + resolved.headroom_bytes + resolved.pool_bytes
+    spent += resolved.swap_bytes
     assert 0 <= 8 * GIB - spent < resolved.block_bytes
 
 
@@ -64,6 +65,8 @@ def test_all_defaults() -> None:
         ({"max_queued_requests": 5}, {"waiting": 5}),
         ({}, {"admission": "full"}),
         ({"admission": "chunked"}, {"admission": "chunked"}),
+        ({}, {"preemption": "auto"}),
+        ({"preemption": "recompute"}, {"preemption": "recompute"}),
         ({"max_queued_tokens": 5}, {"waiting_tokens": 5}),
         ({}, {"policy": "priority", "aging_s": 300}),
         ({"policy": "fcfs", "aging": 0.5}, {"policy": "fcfs", "aging_s": 0.5}),
@@ -101,6 +104,9 @@ def test_the_longest_request(asked: dict[str, int], length: int) -> None:
         ({"max_num_seqs": 8, "max_num_batched_tokens": 7}, "less than max_num_seqs 8"),
         ({"memory_fraction": 0.02}, "raise memory_fraction"),
         ({"max_num_seqs": 65536}, "lower max_num_seqs"),
+        ({"swap_space": 8 * GIB}, "lower swap_space 8.0 GiB"),
+        ({"kv_cache_memory": GIB, "swap_space": 15 * GIB}, "swap_space 15.0 GiB; lower it"),
+        ({"preemption": "swap", "swap_space": 0}, "swap_space is 0; raise it"),
     ],
 )
 def test_what_is_refused_says_what_to_change(asked: dict[str, int], says: str) -> None:
@@ -108,6 +114,38 @@ def test_what_is_refused_says_what_to_change(asked: dict[str, int], says: str) -
         resolve(EngineConfig(**asked), MODEL, MACHINE)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+BLOCK = 16 * 23_040
+
+
+@pytest.mark.parametrize(
+    ("asked", "slots"),
+    [
+        ({"kv_cache_memory": 160 * BLOCK}, 20),
+        ({"kv_cache_memory": 160 * BLOCK, "preemption": "recompute"}, 0),
+        ({"kv_cache_memory": 160 * BLOCK, "swap_space": 0}, 0),
+        ({"kv_cache_memory": 160 * BLOCK, "swap_space": 3 * BLOCK - 1}, 2),
+        ({"kv_cache_memory": 7 * BLOCK}, 0),
+        ({"swap_space": 100 * BLOCK}, 100),
+        ({"swap_space": 5 * BLOCK, "preemption": "recompute"}, 5),
+    ],
+)
+def test_swap_space(asked: dict[str, Any], slots: int) -> None:
+    """It is part of the memory plan: what it takes the pool has not, or is there beside it."""
+    resolved = resolve(EngineConfig(**asked), MODEL, MACHINE)
+    assert resolved.swap_blocks == slots
+    without = resolve(EngineConfig(**(asked | {"swap_space": 0})), MODEL, MACHINE)
+    given = asked.get("kv_cache_memory") is not None
+    assert without.blocks - resolved.blocks == (0 if given else slots)
+
+
+def test_swap_space_nobody_asked_for_takes_only_what_is_left() -> None:
+    config = EngineConfig(kv_cache_memory=15 * GIB)
+    machine = replace(MACHINE, free_bytes=15 * GIB + 600 * MIB)
+    resolved = resolve(config, MODEL, machine)
+    spent = resolved.weights_bytes + resolved.headroom_bytes + 15 * GIB + resolved.swap_bytes
+    assert 0 <= machine.free_bytes - spent < BLOCK
 
 
 def test_groups_share_the_pool() -> None:
@@ -172,6 +210,7 @@ def test_the_boot_log() -> None:
         "one token costs 22.5 KiB",
         "3 requests of the maximum length 500",
         "weights 256.0 MiB",
+        "swap space 4.2 MiB",
     ):
         assert expected in text
 

@@ -53,6 +53,7 @@ def _setting(
 
 AdmissionRule = Literal["full", "chunked"]
 Policy = Literal["fcfs", "priority", "fair", "slo"]
+Preemption = Literal["auto", "swap", "recompute"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 Quantization = Literal["none", "stored", "int8", "int4"]
 
@@ -158,6 +159,20 @@ class EngineConfig:
         " (default: none)",
         low=1e-3,
         high=1e6,
+    )
+    preemption: Preemption = _setting(
+        "auto",
+        "text",
+        "what becomes of the KV of a request that yields: moved to the swap space and back (swap),"
+        " computed again (recompute), or what is estimated to be quicker (auto)",
+        choices=get_args(Preemption),
+    )
+    swap_space: int | None = _setting(
+        None,
+        "size",
+        "memory for the KV of requests that yielded, as 1GiB; 0 is none (default: an eighth of the"
+        " KV cache)",
+        low=0,
     )
     enable_prefix_caching: bool = _setting(
         True, "switch", "share the KV of equal prompt beginnings between requests"

@@ -4,7 +4,8 @@
     └── × memory_fraction = budget
         ├── weights, as packed
         ├── headroom: activations of a full step, logits, the interpreter
-        └── pool: blocks of equal size; a token costs a share of one in each layer group
+        ├── pool: blocks of equal size; a token costs a share of one in each layer group
+        └── swap space: slots of one block each
 
 `resolve` is pure. What it accepts can run: the limits agree with each other and one request of
 the maximum length fits into the pool, alone.
@@ -24,6 +25,8 @@ from octavo.units import MIB, human_bytes
 DEFAULT_NUM_SEQS = 64
 DEFAULT_BATCHED_TOKENS = 512
 DEFAULT_QUANTIZATION: Quantization = "none"
+SWAP_SHARE = 8
+"""One part in so many of the KV memory is swap space, unless asked otherwise."""
 INTERPRETER_BYTES = 96 * MIB
 """What Python, the libraries and the tokenizer hold beside the arrays that are counted."""
 
@@ -64,6 +67,7 @@ class Resolved:
     blocks: int
     block_size: int
     block_bytes: int
+    swap_blocks: int
     windows: Windows
     max_model_len: int
     limits: Limits
@@ -80,6 +84,10 @@ class Resolved:
     @property
     def pool_bytes(self) -> int:
         return self.blocks * self.block_bytes
+
+    @property
+    def swap_bytes(self) -> int:
+        return self.swap_blocks * self.block_bytes
 
     @property
     def pool_tokens(self) -> int:
@@ -113,7 +121,8 @@ def resolve(config: EngineConfig, model: ModelFacts, machine: MachineFacts) -> R
     most_sequences, most_tokens = _step_ceilings(config, sequences, tokens)
     headroom_bytes = _headroom_bytes(model, most_sequences, most_tokens)
     block_bytes = model.kv_token_bytes * config.block_size
-    blocks = _pool_bytes(config, model, machine, headroom_bytes) // block_bytes
+    fixed_bytes = model.weights_bytes + headroom_bytes
+    blocks, swap_blocks = _kv_blocks(config, machine, fixed_bytes, block_bytes)
     max_model_len = _max_model_len(config, model, blocks, block_bytes)
     return Resolved(
         model=config.model,
@@ -121,6 +130,7 @@ def resolve(config: EngineConfig, model: ModelFacts, machine: MachineFacts) -> R
         blocks=blocks,
         block_size=config.block_size,
         block_bytes=block_bytes,
+        swap_blocks=swap_blocks,
         windows=model.windows,
         max_model_len=max_model_len,
         limits=Limits(
@@ -136,6 +146,7 @@ def resolve(config: EngineConfig, model: ModelFacts, machine: MachineFacts) -> R
             aging_s=config.aging,
             ttft_target_s=config.ttft_target,
             tpot_target_s=config.tpot_target,
+            preemption=config.preemption,
         ),
         ceilings=Ceilings(
             sequences=min(most_sequences, blocks // len(model.windows)),
@@ -161,7 +172,8 @@ def boot_lines(resolved: Resolved) -> tuple[str, ...]:
         f"weights {human_bytes(resolved.weights_bytes)}"
         f"{'' if resolved.quantization == 'none' else ' (' + resolved.quantization + ')'}, "
         f"headroom {human_bytes(resolved.headroom_bytes)}, "
-        f"KV pool {human_bytes(resolved.pool_bytes)}",
+        f"KV pool {human_bytes(resolved.pool_bytes)}, "
+        f"swap space {human_bytes(resolved.swap_bytes)}",
         f"KV pool: {resolved.blocks:,} blocks of {resolved.block_size} tokens = "
         f"{resolved.pool_tokens:,} tokens; one token costs {human_bytes(resolved.token_bytes)}",
         f"limits: {resolved.full_requests:,} requests of the maximum length "
@@ -179,6 +191,7 @@ def settings_line(config: EngineConfig, sources: Sources, resolved: Resolved) ->
         "max_num_seqs": resolved.limits.sequences,
         "max_num_batched_tokens": resolved.limits.tokens,
         "kv_cache_memory": resolved.pool_bytes,
+        "swap_space": resolved.swap_bytes,
         "threads": resolved.threads,
     }
     parts = []
@@ -235,28 +248,53 @@ def _headroom_bytes(model: ModelFacts, sequences: int, tokens: int) -> int:
     return INTERPRETER_BYTES + 4 * (tokens * a_token + sequences * a_sequence)
 
 
-def _pool_bytes(
-    config: EngineConfig, model: ModelFacts, machine: MachineFacts, headroom_bytes: int
-) -> int:
-    """What the KV pool may take, before it is cut into blocks."""
-    fixed_bytes = model.weights_bytes + headroom_bytes
+def _kv_blocks(
+    config: EngineConfig, machine: MachineFacts, fixed_bytes: int, block_bytes: int
+) -> tuple[int, int]:
+    """Blocks of the pool and slots of the swap space, beside `fixed_bytes` of everything else."""
+    asked = config.swap_space
+    if config.preemption == "swap" and asked == 0:
+        raise ConfigError("preemption swap needs swap space, and swap_space is 0; raise it")
     if config.kv_cache_memory is not None:
-        if fixed_bytes + config.kv_cache_memory > machine.free_bytes:
-            raise ConfigError(
-                f"kv_cache_memory {human_bytes(config.kv_cache_memory)} is not there: "
-                f"{human_bytes(machine.free_bytes)} are free, weights and activations take "
-                f"{human_bytes(fixed_bytes)}; lower it"
-            )
-        return config.kv_cache_memory
+        return _asked_blocks(config, config.kv_cache_memory, machine, fixed_bytes, block_bytes)
     left_bytes = int(config.memory_fraction * machine.free_bytes) - fixed_bytes
-    if left_bytes <= 0:
+    if left_bytes - (asked or 0) <= 0:
+        lower = f"lower swap_space {human_bytes(asked)}, " if asked else ""
         raise ConfigError(
             f"no memory is left for the KV cache: {config.memory_fraction:g} of "
             f"{human_bytes(machine.free_bytes)} free, weights and activations take "
-            f"{human_bytes(fixed_bytes)}; raise memory_fraction, lower max_num_seqs or "
+            f"{human_bytes(fixed_bytes)}; {lower}raise memory_fraction, lower max_num_seqs or "
             "max_num_batched_tokens, or take a smaller model"
         )
-    return left_bytes
+    swap_bytes = _default_swap(config, left_bytes) if asked is None else asked
+    swap_blocks = swap_bytes // block_bytes
+    return (left_bytes - swap_blocks * block_bytes) // block_bytes, swap_blocks
+
+
+def _asked_blocks(
+    config: EngineConfig,
+    pool_bytes: int,
+    machine: MachineFacts,
+    fixed_bytes: int,
+    block_bytes: int,
+) -> tuple[int, int]:
+    """As asked, if the machine has it; swap space that nobody asked for takes what is left."""
+    left_bytes = machine.free_bytes - fixed_bytes - pool_bytes
+    if left_bytes < (config.swap_space or 0):
+        beside = f", swap_space {human_bytes(config.swap_space)}" if config.swap_space else ""
+        raise ConfigError(
+            f"kv_cache_memory {human_bytes(pool_bytes)} is not there: "
+            f"{human_bytes(machine.free_bytes)} are free, weights and activations take "
+            f"{human_bytes(fixed_bytes)}{beside}; lower it"
+        )
+    swap_bytes = config.swap_space
+    if swap_bytes is None:
+        swap_bytes = min(_default_swap(config, pool_bytes), left_bytes)
+    return pool_bytes // block_bytes, swap_bytes // block_bytes
+
+
+def _default_swap(config: EngineConfig, kv_bytes: int) -> int:
+    return 0 if config.preemption == "recompute" else kv_bytes // SWAP_SHARE
 
 
 def _max_model_len(config: EngineConfig, model: ModelFacts, blocks: int, block_bytes: int) -> int:

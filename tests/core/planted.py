@@ -5,6 +5,7 @@ are found by an audit, by the answers, or because a request does not end.
 """
 
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Items
 from dataclasses import replace
 from itertools import chain
 
@@ -15,10 +16,11 @@ from octavo.core.block_manager import BlockManager, _Found
 from octavo.core.block_pool import BlockPool, Shortage, Taken
 from octavo.core.budget import Budget
 from octavo.core.events import Event, Finished
-from octavo.core.plan import RowFailed, Sampled, Span
+from octavo.core.plan import Move, RowFailed, Sampled, Span
 from octavo.core.prefix_cache import Context, Fate, Prefix, PrefixCache
 from octavo.core.scheduler import Scheduler, _Part
 from octavo.core.sequence import Sequence, State
+from octavo.core.swap import HostArena, Swapped
 from octavo.core.windows import first_held
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -33,6 +35,12 @@ def shares_without_owning(patch: pytest.MonkeyPatch) -> None:
             (pool._cached.update({block: None}) if keep else pool._free.append(block))
 
     patch.setattr(BlockPool, "release", release)
+    _fence_nothing(patch)
+
+
+def _fence_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(BlockPool, "fence", lambda pool, block: None)
+    patch.setattr(BlockPool, "lift", lambda pool, block, keep: None)
 
 
 def forgets_evictions(patch: pytest.MonkeyPatch) -> None:
@@ -94,6 +102,7 @@ def forks_without_owning(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BlockManager, "_share", uncounted)
     patch.setattr(BlockPool, "share", own)
     patch.setattr(BlockPool, "release", release)
+    _fence_nothing(patch)
 
 
 def tells_the_runner_a_wrong_block(patch: pytest.MonkeyPatch) -> None:
@@ -203,6 +212,42 @@ def finds_a_prefix_without_its_window(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PrefixCache, "_gap", lambda cache, chain, count, most: None)
 
 
+def overwrites_what_is_being_moved(patch: pytest.MonkeyPatch) -> None:
+    """No fence: the blocks of a victim are given away before they have left."""
+    _fence_nothing(patch)
+
+
+def brings_nothing_back(patch: pytest.MonkeyPatch) -> None:
+    move_in = BlockManager._move_in
+
+    def forgotten(manager: BlockManager, sequence: Sequence, found: int) -> tuple[Move, ...]:
+        move_in(manager, sequence, found)
+        return ()
+
+    patch.setattr(BlockManager, "_move_in", forgotten)
+
+
+def brings_back_one_token_too_many(patch: pytest.MonkeyPatch) -> None:
+    put = HostArena.put
+
+    def more(arena: HostArena, name: str, tokens: int, blocks: Items[Items[int]]) -> Swapped:
+        return put(arena, name, tokens + 1, blocks)
+
+    patch.setattr(HostArena, "put", more)
+
+
+def moves_to_the_neighbour(patch: pytest.MonkeyPatch) -> None:
+    """What comes back goes to the blocks of the other layer group."""
+    move_in = BlockManager._move_in
+
+    def crossed(manager: BlockManager, sequence: Sequence, found: int) -> tuple[Move, ...]:
+        moves = move_in(manager, sequence, found)
+        turned = (*moves[len(moves) // 2 :], *moves[: len(moves) // 2])
+        return tuple(replace(a, block=b.block) for a, b in zip(moves, turned, strict=True))
+
+    patch.setattr(BlockManager, "_move_in", crossed)
+
+
 WRONG_CONTENT: list[Patch] = [
     gives_back_too_early,
     finds_a_prefix_without_its_window,
@@ -221,6 +266,10 @@ WRONG_CONTENT: list[Patch] = [
     swaps_layer_groups,
     takes_what_begins_alike_for_longer,
     finds_what_begins_alike_anywhere,
+    overwrites_what_is_being_moved,
+    brings_nothing_back,
+    brings_back_one_token_too_many,
+    moves_to_the_neighbour,
 ]
 
 
@@ -464,6 +513,15 @@ def gives_back_for_all_who_share(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BlockManager, "_give_back", wholly)
 
 
+def keeps_the_slots_of_the_ended(patch: pytest.MonkeyPatch) -> None:
+    """Whoever ends while it is swapped never gives its slots back."""
+    patch.setattr(BlockManager, "release", lambda manager, one: manager._release(one.tables))
+
+
+def trusts_moves_that_failed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(HostArena, "lose", lambda arena, slots: None)
+
+
 WRONG_BOOKS: list[Patch] = [
     gives_back_for_all_who_share,
     gives_back_too_late,
@@ -488,4 +546,6 @@ WRONG_BOOKS: list[Patch] = [
     holds_nothing_back,
     spends_more_than_the_budget,
     publishes_one_block_for_two_prefixes,
+    keeps_the_slots_of_the_ended,
+    trusts_moves_that_failed,
 ]

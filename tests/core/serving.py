@@ -291,10 +291,12 @@ class Serving:
         if not self.in_flight:
             check_contents(self.scheduler, self.oracle)
 
-    def break_step(self) -> None:
-        """Plan one step, of which nothing is carried out: its rows fail, nothing is moved."""
+    def break_step(self, *, without_moves: bool = True) -> None:
+        """Plan one step, of which nothing is carried out: its rows fail, nothing is moved. Only if
+        it has moves, unless those `without_moves` break too."""
+        assert not self.in_flight, "the steps after a broken one would miss what it was to do"
         plan = self.launch()
-        if plan is not None:
+        if plan is not None and (plan.moves or without_moves):
             self.in_flight.remove(plan)
             failed = tuple(RowFailed(span.row, "the step broke") for span in plan.spans)
             self._take(self.scheduler.commit(plan, StepResult(plan.id, failed), self.now))
@@ -394,8 +396,8 @@ def random_run(random: Random) -> Serving:
         if random.random() < 0.2:
             serving.set_limits(**random_limits(random, serving.setup))
         for _ in range(random.randint(0, 6)):
-            if not serving.in_flight and random.random() < 0.02:
-                serving.break_step()
+            if not serving.in_flight and random.random() < 0.2:
+                serving.break_step(without_moves=random.random() < 0.1)
             serving.step()
     serving.finish()
     return serving

@@ -19,6 +19,7 @@ from octavo.core.plan import TableWrite
 from octavo.core.prefix_cache import Context, PrefixCache, sha256
 from octavo.core.request import Pin, Request
 from octavo.core.sequence import Sequence
+from octavo.core.swap import HostArena, SwapSetup
 from octavo.core.windows import Windows
 from octavo.units import ceil_div
 
@@ -270,6 +271,35 @@ def test_releasing_a_branch_gives_back_only_what_it_alone_owns() -> None:
     assert manager.missing(stranger, **ALL, headroom=0, leaving=beams[1:]) == 0
     assert manager.missing(stranger, **ALL, headroom=1, leaving=beams[1:]) == 1
     assert [manager.release(beam) for beam in (trunk, *beams[1:])] == [1, 1, 5]
+
+
+def test_branches_that_are_swapped_give_back_each_block_once() -> None:
+    """B029: every branch moves all it has; a block is back when the last of its moves is done."""
+    manager = manager_of(9)
+    manager.arena = HostArena(
+        SwapSetup(host_blocks=15, block_bytes=1, bytes_per_s=1.0, tokens_per_s=1.0)
+    )
+    trunk = sequence_of(manager, *range(16))
+    admitted(manager, trunk)
+    computed(manager, trunk)
+    beams = [trunk, *(forked(manager, trunk, *range(16), 60 + n, upto=16) for n in range(2))]
+    trunk.tokens.append(50)
+    for number, beam in enumerate(beams):
+        beam.id = f"beam {number}"
+        assert isinstance(manager.reserve(beam, 17), Reservation)
+        beam.scheduled = 17
+    pool, yielded = manager.pool, []
+    for beam in (trunk, *beams[1:]):
+        before = pool.available + pool.fenced
+        yielded.append(manager.preempt(beam, "swap", recompute_s=None, intact=True))
+        assert pool.available + pool.fenced - before == yielded[-1].blocks
+    assert [one.blocks for one in yielded] == [1, 1, 5]
+    assert [len(one.moves) for one in yielded] == [5, 5, 5]
+    assert (pool.available, pool.fenced, pool.owned) == (2, 7, 0)
+    for one, available in zip(yielded, (3, 4, 9), strict=True):
+        manager.settle(one.moves, len(one.moves))
+        assert pool.available == available
+    assert manager.arena.used == 15
 
 
 class ManagerMachine(RuleBasedStateMachine):

@@ -331,9 +331,13 @@ def test_B030_a_preempted_request_returns_only_when_all_of_it_fits(
             assert again.blocks_allocated >= 10 or not again.resumed
 
 
+@pytest.mark.parametrize("host_blocks", [0, 8, 60])
 @pytest.mark.parametrize("admission", ["full", "chunked"])
-def test_B030_thrashing_is_bounded_among_many(random: Random, admission: AdmissionRule) -> None:
-    """B030: the same with twelve that all grow: tokens computed ≤ 2 × useful in sum."""
+def test_B030_thrashing_is_bounded_among_many(
+    random: Random, admission: AdmissionRule, host_blocks: int
+) -> None:
+    """B030: the same with twelve that all grow: tokens computed ≤ 2 × useful in sum. With room for
+    all that yield nothing is computed twice."""
     for watermark in (0, 1, 2):
         setup = Setup(
             blocks=24,
@@ -341,6 +345,8 @@ def test_B030_thrashing_is_bounded_among_many(random: Random, admission: Admissi
             watermark_blocks=watermark,
             admission=admission,
             cached=False,
+            host_blocks=host_blocks,
+            preemption="swap",
         )
         serving = Serving(setup)
         requests = [request(str(n), prompt(random, random.randint(2, 12)), 36) for n in range(12)]
@@ -349,34 +355,69 @@ def test_B030_thrashing_is_bounded_among_many(random: Random, admission: Admissi
         useful = sum(len(r.prompt) + r.max_tokens - 1 for r in requests)
         assert serving.scheduler.counters.preemptions > 0
         assert serving.scheduler.counters.tokens_computed <= 2 * useful
+        assert host_blocks < 60 or serving.scheduler.counters.tokens_computed == useful
         for r in requests:
             assert finished(serving, r.id).receipt.preemptions <= setup.blocks.bit_length()
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_B031_one_missing_block_takes_one_victim(random: Random, depth: int) -> None:
-    """B031: blocks freed behind a step in flight were not counted; everyone was preempted."""
-    serving = Serving(Setup(blocks=18, block_size=4, depth=depth, watermark_blocks=0, cached=False))
+@pytest.mark.parametrize("host_blocks", [0, 6, 40])
+def test_B031_one_missing_block_takes_one_victim(
+    random: Random, depth: int, host_blocks: int
+) -> None:
+    """B031: blocks freed behind a step in flight were not counted; everyone was preempted.
+
+    Blocks that are swapped can be used when their plan is committed.
+    """
+    serving = Serving(
+        Setup(
+            blocks=18,
+            block_size=4,
+            depth=depth,
+            watermark_blocks=0,
+            cached=False,
+            host_blocks=host_blocks,
+            preemption="swap",
+        )
+    )
     serving.submit(*(request(str(n), prompt(random, 11), 8) for n in range(6)))
+    pool, waited = serving.scheduler.manager.pool, 0
     while not serving.scheduler.idle:
+        coming = pool.fenced
         plan = serving.step()
         if plan is not None:
             grown = sum(len(write.blocks) for write in plan.writes)
+            waiting = [
+                d for d in plan.decisions if isinstance(d, Deferred) and d.limit == "in_transfer"
+            ]
             victims = sum(isinstance(d, Preempted) for d in plan.decisions)
-            assert victims <= max(1, grown)
+            assert victims <= max(1, grown + len(waiting))
+            if coming and sum(d.missing for d in waiting) <= coming:
+                assert not victims
+            waited += len(waiting)
     assert serving.scheduler.counters.preemptions > 0
-    busy = [bool(plan.spans) for plan in serving.plans]
-    assert all(busy)
+    assert (waited > 0) == (host_blocks > 0)
+    last = [bool(plan.spans) for plan in serving.plans]
+    assert all(any(last[start : start + 10]) for start in range(len(last) - 9))
     serving.assert_at_rest()
 
 
-def test_B032_preemption_changes_neither_answer_nor_usage(random: Random) -> None:
+@pytest.mark.parametrize("host_blocks", [0, 40])
+def test_B032_preemption_changes_neither_answer_nor_usage(random: Random, host_blocks: int) -> None:
     """B032: tokens generated before were folded into the prompt, answers came back short."""
     first, second = prompt(random, 7), prompt(random, 7)
     fields = {"stop_token_ids": frozenset(range(0, 97, 11)), "min_tokens": 12}
     seen = {}
     for blocks in (100, 6):
-        serving = Serving(Setup(blocks=blocks, block_size=4, watermark_blocks=0))
+        serving = Serving(
+            Setup(
+                blocks=blocks,
+                block_size=4,
+                watermark_blocks=0,
+                host_blocks=host_blocks,
+                preemption="swap",
+            )
+        )
         serving.submit(request("a", first, 18, **fields), request("b", second, 18, **fields))
         serving.finish()
         endings = [finished(serving, name) for name in "ab"]
@@ -386,6 +427,25 @@ def test_B032_preemption_changes_neither_answer_nor_usage(random: Random) -> Non
         ]
         assert serving.scheduler.counters.preemptions == (0 if blocks == 100 else 1)
     assert seen[100] == seen[6]
+
+
+def test_B033_a_swapped_stream_has_no_repeat_and_no_gap(random: Random) -> None:
+    """B033: the same, swapped twice: there is no refill."""
+    serving = Serving(
+        Setup(blocks=40, block_size=4, tokens=8, cached=False, host_blocks=40, preemption="swap")
+    )
+    low = request("low", prompt(random, 5), 60, priority=1)
+    serving.submit(low)
+    for round_ in (1, 2):
+        while len(serving.tokens["low"]) < 37 + round_:
+            serving.step()
+        serving.submit(request(f"high {round_}", prompt(random, 150), 8))
+        serving.step()
+        assert len(serving.of(Preempted, "low")) == round_
+    serving.finish()
+    assert tuple(serving.tokens["low"]) == answer_alone(low, 97)
+    assert [span.stop - span.start for span in spans_of(serving, "low")] == [5] + [1] * 59
+    assert finished(serving, "low").receipt.swaps == 2
 
 
 def test_B033_a_stream_has_no_repeat_and_no_gap_and_the_refill_is_chunked(random: Random) -> None:
@@ -413,13 +473,29 @@ def test_B033_a_stream_has_no_repeat_and_no_gap_and_the_refill_is_chunked(random
     assert max(span.stop - span.start for span in spans_of(serving, "low")) <= 8
 
 
-def test_B037_the_preempted_return_before_newer_arrivals_of_equal_rank(random: Random) -> None:
+@pytest.mark.parametrize("host_blocks", [0, 4, 40])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_B037_the_preempted_return_before_newer_arrivals_of_equal_rank(
+    random: Random, host_blocks: int, depth: int
+) -> None:
     """B037: once something had been put aside nothing was scheduled any more."""
-    serving = Serving(Setup(blocks=16, block_size=4, watermark_blocks=0, cached=False))
+    serving = Serving(
+        Setup(
+            blocks=16,
+            block_size=4,
+            watermark_blocks=0,
+            cached=False,
+            depth=depth,
+            host_blocks=host_blocks,
+            preemption="swap",
+        )
+    )
     serving.submit(*(request(name, prompt(random, 15), 20) for name in "abcd"))
     number = 0
     while not serving.of(Preempted, "d") or not serving.of(Preempted, "c"):
         serving.step()
+    arena = serving.scheduler.manager.arena
+    assert arena is None or arena.used > 0
     while len(serving.of(Admitted, "d")) < 2:
         serving.submit(request(f"small {number}", prompt(random, 2), 2))
         number += 1
@@ -429,6 +505,7 @@ def test_B037_the_preempted_return_before_newer_arrivals_of_equal_rank(random: R
     back = max(i for i, name in enumerate(order) if name == "c")
     assert not any(name.startswith("small") for name in order[:back])
     serving.finish()
+    assert arena is None or arena.used == 0
 
 
 # --- chunks and budgets

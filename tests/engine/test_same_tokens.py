@@ -19,15 +19,17 @@ from safetensors.numpy import save_file
 
 from octavo.config import Quantization
 from octavo.core.block_manager import BlockManager
-from octavo.core.budget import Limits
+from octavo.core.budget import Limits, Preemption
 from octavo.core.events import Finished, Token
 from octavo.core.invariants import check
 from octavo.core.prefix_cache import PrefixCache
 from octavo.core.request import Request, Sampling
 from octavo.core.scheduler import Scheduler
+from octavo.core.swap import HostArena, SwapSetup
 from octavo.engine.engine import Engine
 from octavo.models.loader import Model, load_model
 from octavo.ops.native import NativeOps, available_sets
+from octavo.runtime.movers import Mover
 from octavo.runtime.runner import ModelRunner
 from octavo.runtime.storage import KVStorage
 
@@ -144,14 +146,43 @@ class Served:
         return self.models[threads]
 
     def engine(
-        self, *, tokens: int = 512, threads: int = 2, blocks: int = 800, sequences: int = SEQUENCES
+        self,
+        *,
+        tokens: int = 512,
+        threads: int = 2,
+        blocks: int = 800,
+        sequences: int = SEQUENCES,
+        preemption: Preemption = "auto",
+        host_blocks: int = 0,
     ) -> Engine:
         ops, model = self.model(threads)
-        storage = KVStorage(model.spec.kv_layout(16), blocks)
+        layout = model.spec.kv_layout(16)
+        storage, host = KVStorage(layout, blocks), KVStorage(layout, host_blocks)
         storage.poison()
-        runner = ModelRunner(model.decoder, ops, storage, rows=sequences, max_context=MAX_CONTEXT)
-        manager = BlockManager(blocks=blocks, block_size=16, cache=PrefixCache(block_size=16))
-        limits = Limits(sequences=sequences, tokens=tokens, watermark_blocks=0)
+        host.poison()
+        swap = SwapSetup(
+            host_blocks=host_blocks,
+            block_bytes=layout.block_bytes,
+            bytes_per_s=1e9,
+            tokens_per_s=100.0,
+        )
+        runner = ModelRunner(
+            model.decoder,
+            ops,
+            storage,
+            rows=sequences,
+            max_context=MAX_CONTEXT,
+            mover=Mover(storage, host),
+        )
+        manager = BlockManager(
+            blocks=blocks,
+            block_size=16,
+            cache=PrefixCache(block_size=16),
+            arena=HostArena(swap),
+        )
+        limits = Limits(
+            sequences=sequences, tokens=tokens, watermark_blocks=0, preemption=preemption
+        )
         return Engine(Scheduler(manager, limits), runner)
 
 
@@ -261,14 +292,29 @@ def test_from_a_warm_prefix_cache(
     assert engine.status().prefix_tokens_hit > hits_before
 
 
+@pytest.mark.parametrize(
+    ("preemption", "host_blocks", "swapped"),
+    [("recompute", 60, "none"), ("swap", 60, "all"), ("swap", 4, "some"), ("auto", 60, "auto")],
+)
 def test_in_a_pool_that_preempts(
-    served: Served, requests: list[Request], together: Answers
+    served: Served,
+    requests: list[Request],
+    together: Answers,
+    preemption: Preemption,
+    host_blocks: int,
+    swapped: str,
 ) -> None:
-    """The longest request alone fills the pool. Those that grow most arrive first."""
-    engine = served.engine(blocks=12)
+    """The longest request alone fills the pool. Those that grow most arrive first. Those that yield
+    are swapped, computed again, or both in turn."""
+    engine = served.engine(blocks=12, preemption=preemption, host_blocks=host_blocks)
     growing = sorted(requests, key=lambda request: (-request.max_tokens, len(request.prompt)))
     assert serve(engine, growing) == together
-    assert engine.status().preemptions >= 3
+    status = engine.status()
+    assert status.preemptions >= 3
+    assert (status.swaps == 0) == (swapped == "none") or swapped == "auto"
+    assert (status.swaps == status.preemptions) == (swapped == "all") or swapped == "auto"
+    assert status.tokens_swapped_in <= status.tokens_swapped_out
+    assert status.swap_blocks_used == status.blocks_fenced == 0
 
 
 @pytest.mark.parametrize("blocks", [800, 14])

@@ -77,6 +77,27 @@ def test_chunks_preemption_and_return(seed: int) -> None:
     assert told.recomputed_tokens == receipt.recomputed_tokens
 
 
+def test_a_swap_is_told_with_what_either_way_would_have_cost() -> None:
+    lives = Lives(ended=None)
+    setup = Setup(blocks=6, block_size=4, watermark_blocks=0, cached=False, host_blocks=6)
+    serving = watched(setup, lives)
+    for name, max_tokens in (("elder", 17), ("younger", 10)):
+        serving.submit(Request(id=name, prompt=(1, 2, 3, 4, 5, 6, 7), max_tokens=max_tokens))
+    serving.finish()
+    told = told_by(lives, "younger")
+    story = " | ".join(texts(told))
+    assert (
+        "preempted (swap) for elder: 3 blocks released, 3 moved to the swap space;"
+        " estimated 60.0 ms to move there and back, 120.0 ms to recompute"
+    ) in story
+    assert ", 12 moved back from the swap space; 0 blocks found, 4 allocated" in story
+    assert "KV blocks still on their way to the swap space (1)" in " | ".join(
+        texts(told_by(lives, "elder"))
+    )
+    assert (told.preemptions, told.swaps, told.recomputed_tokens) == (1, 1, 0)
+    assert "preempted 1 time (1 by swap), 0 tokens recomputed" in page(told)
+
+
 def test_who_waits_is_told_behind_whom_and_for_what(seed: int) -> None:
     lives, _ = crowd(seed)
     story = texts(told_by(lives, "third"))

@@ -2,10 +2,11 @@
 
 import numpy as np
 
-from octavo.core.plan import Bind, BlockCopy, RowFailed, Sampled, Span, StepPlan, TableWrite
+from octavo.core.plan import Bind, BlockCopy, Move, RowFailed, Sampled, Span, StepPlan, TableWrite
 from octavo.core.request import Request
 from octavo.ops.api import BF16, F32, Batch, KVLayout
 from octavo.ops.reference import ReferenceOps
+from octavo.runtime.movers import Mover
 from octavo.runtime.runner import ModelRunner
 from octavo.runtime.storage import KVStorage
 
@@ -33,12 +34,15 @@ class Successor:
 def make_runner() -> tuple[ModelRunner, Successor, KVStorage]:
     network, storage = Successor(), KVStorage(LAYOUT, 4)
     storage.poison()
-    runner = ModelRunner(network, ReferenceOps(), storage, rows=3, max_context=64)
+    mover = Mover(storage, KVStorage(LAYOUT, 2))
+    runner = ModelRunner(network, ReferenceOps(), storage, rows=3, max_context=64, mover=mover)
     return runner, network, storage
 
 
-def plan(number: int, *, binds=(), writes=(), copies=(), spans=()) -> StepPlan:  # type: ignore[no-untyped-def]
-    return StepPlan(number, tuple(binds), tuple(writes), tuple(copies), tuple(spans), ())
+def plan(number: int, *, binds=(), writes=(), copies=(), spans=(), moves=()) -> StepPlan:  # type: ignore[no-untyped-def]
+    return StepPlan(
+        number, tuple(binds), tuple(writes), tuple(copies), tuple(spans), (), tuple(moves)
+    )
 
 
 def request(name: str) -> Request:
@@ -104,3 +108,15 @@ def test_blocks_are_copied_whole_and_before_anything_is_computed() -> None:
     )
     assert (storage.pool[[0, 3]] == 1.5).all()
     assert np.isnan(storage.pool[1].astype(np.float32)).all()
+
+
+def test_moves_out_come_before_copies_and_moves_in_after_them() -> None:
+    runner, _, storage = make_runner()
+    storage.pool[0], storage.pool[1], storage.pool[2] = 1.0, 2.0, 3.0
+    out = plan(0, copies=[BlockCopy(1, 0)], moves=[Move("out", 0, 1), Move("out", 2, 0)])
+    assert runner.execute(out).moved == 2
+    assert (storage.pool[0] == 2.0).all()
+    back = plan(1, copies=[BlockCopy(2, 1)], moves=[Move("in", 2, 1), Move("in", 3, 0)])
+    result = runner.execute(back)
+    assert (result.plan_id, result.outcomes, result.moved) == (1, (), 2)
+    assert [float(storage.pool[block].flat[0]) for block in range(4)] == [2.0, 3.0, 1.0, 3.0]

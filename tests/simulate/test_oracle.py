@@ -115,6 +115,7 @@ def serve(setup: Setup, seed: int, requests_served: int) -> None:
                 prompt=start + tail,
                 max_tokens=random.randint(1, 16),
                 salt=random.choice(["", "x"]),
+                priority=random.choice([0, 0, 0, 1]),
                 branches=random.choice([1, 1, 3]),
                 sampling=DRAWN,
             )
@@ -131,7 +132,16 @@ def serve(setup: Setup, seed: int, requests_served: int) -> None:
             raise WrongContent(f"{name}: another answer than alone")
 
 
-SETUP = Setup(blocks=18, block_size=4, sequences=6, tokens=10, windows=(None, 7))
+SETUP = Setup(
+    blocks=18,
+    block_size=4,
+    sequences=6,
+    tokens=10,
+    windows=(None, 7),
+    host_blocks=12,
+    preemption="swap",
+    watermark_blocks=0,
+)
 
 
 def test_a_sound_core_is_found_sound(seed: int) -> None:

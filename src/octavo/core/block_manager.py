@@ -466,10 +466,11 @@ class BlockManager:
             rewritten = [table for table in copied if self.pool.references(table[index]) == 1]
             copied = [table for table in copied if table not in rewritten]
         count = sum(missing) + len(copied)
-        if count and count + headroom > self.pool.available:
+        if headroom and count and count + headroom > self.pool.available:
             return Shortage(count + headroom - self.pool.available)
         taken = self.pool.take(count)
-        assert not isinstance(taken, Shortage), "counted before"
+        if isinstance(taken, Shortage):
+            return taken
         lost = (*taken.evicted, *(table[index] for table in rewritten))
         self._forget(lost, Fate("evicted", sequence.id, self._now, self._plan_id))
         writes, copies, rest = [], [], taken.blocks
@@ -562,22 +563,22 @@ class BlockManager:
     # --- swap
 
     def preempt(
-        self, sequence: Sequence, preemption: Preemption, *, token_s: float | None, intact: bool
+        self, sequence: Sequence, preemption: Preemption, *, recompute_s: float | None, intact: bool
     ) -> Yielded:
         """Take every block of a running sequence, and keep its KV in the host arena if that pays.
 
-        `token_s` is what computing a token takes, if that is known. If not `intact`, some block
-        does not hold what it should, and nothing is kept.
+        A step of its own that computes it again would take `recompute_s`, if that is known. If not
+        `intact`, some block does not hold what it should, and nothing is kept.
         Keeps    the blocks that are moved, and their slots, are in transfer until `settle`.
         """
         held = self._holding(sequence)
         count = sum(block != ABSENT for row in held for block in row)
         swap_s = None
         if self.arena is not None:
-            token_s = 1 / self.arena.setup.tokens_per_s if token_s is None else token_s
+            if recompute_s is None:
+                recompute_s = sequence.scheduled / self.arena.setup.tokens_per_s
             if intact and 0 < count <= self.arena.room:
                 swap_s = self.arena.setup.seconds(count)
-        recompute_s = None if token_s is None else sequence.scheduled * token_s
         how = swap_or_recompute(preemption, swap_s=swap_s, recompute_s=recompute_s)
         moves = self._move_out(sequence, held) if how.mode == "swap" else ()
         return Yielded(how, self._release(sequence.tables), moves)

@@ -413,7 +413,7 @@ class Scheduler:
         yielded = self.manager.preempt(
             victim,
             self.limits.preemption,
-            token_s=self.pace.token_s if self.pace.known else None,
+            recompute_s=self.pace.seconds(victim.scheduled) if self.pace.known else None,
             intact=cover is None or not cover.copies,  # which will not be carried out
         )
         self._running.remove(victim)

@@ -11,6 +11,7 @@ from octavo.config import EngineConfig, Quantization
 from octavo.core.calls import CoreSetup
 from octavo.core.prefix_cache import Context
 from octavo.core.setup import scheduler_of
+from octavo.core.swap import SwapSetup
 from octavo.engine.door import Door
 from octavo.engine.engine import Engine, Observer
 from octavo.models.loader import OpenModel, load_model, open_model
@@ -27,11 +28,15 @@ from octavo.resolve import (
     read_machine,
     resolve,
 )
+from octavo.runtime.movers import Mover, measured_bytes_per_s
 from octavo.runtime.runner import ModelRunner
 from octavo.runtime.storage import KVStorage
 from octavo.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+
+_CORE_FLOPS = 2e10
+"""What one core is guessed to compute a second, before the first step has shown it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +72,8 @@ def build(
     logger.info("kernels: %s, threads: %d", ops.name, ops.threads)
     layout = spec.kv_layout(resolved.block_size)
     context = Context(model=spec.fingerprint, layout=f"{layout} {ops.name} {resolved.quantization}")
-    setup = _setup(resolved, context, slab_tokens)
+    swap = None if slab_tokens is not None else swap_setup(resolved)
+    setup = _setup(resolved, context, slab_tokens, swap)
     # Before the weights: a file that cannot be written costs no waiting.
     journal = _journal(config, setup)
     model = load_model(
@@ -79,13 +85,15 @@ def build(
         max_context=resolved.max_model_len,
         threads=resolved.threads,
     )
+    pool = KVStorage(layout, resolved.blocks)
     runner = ModelRunner(
         model.decoder,
         ops,
-        KVStorage(layout, resolved.blocks),
+        pool,
         rows=resolved.ceilings.sequences,
         max_context=resolved.max_model_len,
         groups=len(resolved.windows),
+        mover=None if swap is None else Mover(pool, KVStorage(layout, swap.host_blocks)),
     )
     return Built(
         engine=Engine(scheduler_of(setup), runner, observers=(*observers, *journal)),
@@ -100,7 +108,29 @@ def build(
     )
 
 
-def _setup(resolved: Resolved, context: Context, slab_tokens: int | None) -> CoreSetup:
+def swap_setup(resolved: Resolved) -> SwapSetup | None:
+    """The swap space, and what moving a block costs on this machine; None if there is none."""
+    if not resolved.swap_blocks:
+        return None
+    # A token takes a multiplication and an addition a weight, each of which has two bytes.
+    token_s = resolved.weights_bytes / (resolved.threads * _CORE_FLOPS)
+    swap = SwapSetup(
+        host_blocks=resolved.swap_blocks,
+        block_bytes=resolved.block_bytes,
+        bytes_per_s=measured_bytes_per_s(),
+        tokens_per_s=1 / token_s,
+    )
+    logger.info(
+        "swap space: %s blocks; one moves out and back in %.0f µs",
+        f"{swap.host_blocks:,}",
+        1e6 * swap.seconds(1),
+    )
+    return swap
+
+
+def _setup(
+    resolved: Resolved, context: Context, slab_tokens: int | None, swap: SwapSetup | None
+) -> CoreSetup:
     return CoreSetup(
         blocks=resolved.blocks,
         block_size=resolved.block_size,
@@ -110,6 +140,7 @@ def _setup(resolved: Resolved, context: Context, slab_tokens: int | None) -> Cor
         prefix_caching=resolved.enable_prefix_caching and slab_tokens is None,
         slab_tokens=slab_tokens or 0,
         context=context,
+        swap=swap,
     )
 
 

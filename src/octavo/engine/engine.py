@@ -45,11 +45,19 @@ class EngineStatus:
     blocks_owned: int
     blocks_held: int
     blocks_pinned: int
+    blocks_fenced: int
+    """Given up, and on their way to the swap space."""
+    swap_blocks_total: int
+    swap_blocks_used: int
     steps: int
     tokens_computed: int
     tokens_sampled: int
     tokens_recomputed: int
+    tokens_swapped_out: int
+    tokens_swapped_in: int
     preemptions: int
+    swaps: int
+    """How many of the preemptions kept their KV in the swap space."""
     evictions: int
     prefix_tokens_queried: int
     prefix_tokens_hit: int
@@ -181,6 +189,7 @@ class Engine:
     def status(self) -> EngineStatus:
         scheduler = self.scheduler
         pool, counters = scheduler.manager.pool, scheduler.counters
+        arena = scheduler.manager.arena
         return EngineStatus(
             running=len(scheduler.running),
             waiting=scheduler.unadmitted,
@@ -190,11 +199,17 @@ class Engine:
             blocks_owned=pool.owned - pool.yielding,
             blocks_held=pool.yielding,
             blocks_pinned=scheduler.holds.pinned_blocks,
+            blocks_fenced=pool.fenced,
+            swap_blocks_total=0 if arena is None else arena.total,
+            swap_blocks_used=0 if arena is None else arena.used,
             steps=counters.steps,
             tokens_computed=counters.tokens_computed,
             tokens_sampled=counters.tokens_sampled,
             tokens_recomputed=counters.tokens_recomputed,
+            tokens_swapped_out=counters.tokens_moved_out,
+            tokens_swapped_in=counters.tokens_moved_in,
             preemptions=counters.preemptions,
+            swaps=counters.preemptions_moved,
             evictions=counters.evictions,
             prefix_tokens_queried=counters.prefix_tokens_queried,
             prefix_tokens_hit=counters.prefix_tokens_hit,

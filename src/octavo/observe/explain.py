@@ -45,6 +45,7 @@ _SHORT_OF = {
     "tokens": "the step's token budget was spent",
     "slo": "a longer step would break the TPOT target of those under way ({:,} tokens short)",
     "in_flight": "steps in flight were to give it tokens ({:,})",
+    "in_transfer": "KV blocks still on their way to the swap space ({:,})",
 }
 
 
@@ -76,6 +77,7 @@ class Account:
     first_token_s: float | None
     ended_s: float | None
     preemptions: int
+    swaps: int
     evictions: int
     peak_blocks: int
     phases: tuple[tuple[float, Phase], ...]
@@ -101,6 +103,7 @@ def account(life: Life, started_s: float) -> Account:
         first_token_s=_after(arrived, _first(life, Drew)),
         ended_s=_after(arrived, life.ended_s),
         preemptions=life.preemptions,
+        swaps=life.swaps,
         evictions=life.evictions,
         peak_blocks=_peak(life) if receipt is None else receipt.peak_blocks,
         phases=tuple((at_s - arrived, phase) for at_s, phase in life.phases),
@@ -195,6 +198,8 @@ def _admitted(what: Admitted) -> str:
     head = "resumed" if what.resumed else "admitted"
     where = "cached" if what.parent is None else f"shared with {what.parent}"
     found = f", {what.cached_tokens:,} of them {where}" if what.cached_tokens else ", none cached"
+    if what.swapped_tokens:
+        found += f", {what.swapped_tokens:,} moved back from the swap space"
     return (
         f"{head} in row {what.row}: {_count(what.tokens, 'token')}{found};"
         f" {_count(what.blocks_found, 'block')} found, {what.blocks_allocated:,} allocated"
@@ -204,11 +209,22 @@ def _admitted(what: Admitted) -> str:
 def _preempted(what: Preempted, life: Life) -> str:
     if what.request_id != life.id:
         return f"needed room: {what.request_id} yielded {_count(what.blocks_released, 'block')}"
+    if what.mode == "swap":
+        fate = f"{what.blocks_moved:,} moved to the swap space"
+    else:
+        fate = f"{_count(what.tokens_to_recompute, 'token')} to recompute unless still cached"
     return (
         f"preempted ({what.mode}) for {what.beneficiary}:"
-        f" {_count(what.blocks_released, 'block')} released,"
-        f" {_count(what.tokens_to_recompute, 'token')} to recompute unless still cached"
+        f" {_count(what.blocks_released, 'block')} released, {fate}{_estimates(what)}"
     )
+
+
+def _estimates(what: Preempted) -> str:
+    """What either way was estimated to take, when there was a choice."""
+    if what.swap_s is None or what.recompute_s is None:
+        return ""
+    swap, recompute = f"{1000 * what.swap_s:,.1f} ms", f"{1000 * what.recompute_s:,.1f} ms"
+    return f"; estimated {swap} to move there and back, {recompute} to recompute"
 
 
 def _not_pinned(what: PinRefused) -> str:
@@ -269,7 +285,8 @@ def _figures(told: Account) -> Iterable[str]:
             if told.recomputed_tokens is None
             else (f", {_count(told.recomputed_tokens, 'token')} recomputed")
         )
-        yield f"  preempted {_count(told.preemptions, 'time')}{recomputed}"
+        swapped = f" ({told.swaps:,} by swap)" if told.swaps else ""
+        yield f"  preempted {_count(told.preemptions, 'time')}{swapped}{recomputed}"
     if told.evictions:
         yield f"  evicted {_count(told.evictions, 'cached block')}"
 

@@ -132,6 +132,7 @@ class Life:
     answer_tokens: int = 0
     cached_tokens: int = 0
     preemptions: int = 0
+    swaps: int = 0
     evictions: int = 0
     ended_s: float | None = None
     ending: Finished | Refused | None = None
@@ -311,6 +312,7 @@ class Lives:
             case Preempted(request_id):
                 life = self._lives[request_id]
                 life.preemptions += 1
+                life.swaps += decision.mode == "swap"
                 life.enter("preempted", now)
                 life.tell(decision, now)
                 self._leave(life, now)

@@ -43,13 +43,25 @@ class Status(Protocol):
     @property
     def blocks_pinned(self) -> int: ...
     @property
+    def blocks_fenced(self) -> int: ...
+    @property
+    def swap_blocks_total(self) -> int: ...
+    @property
+    def swap_blocks_used(self) -> int: ...
+    @property
     def steps(self) -> int: ...
     @property
     def tokens_computed(self) -> int: ...
     @property
     def tokens_recomputed(self) -> int: ...
     @property
+    def tokens_swapped_out(self) -> int: ...
+    @property
+    def tokens_swapped_in(self) -> int: ...
+    @property
     def preemptions(self) -> int: ...
+    @property
+    def swaps(self) -> int: ...
     @property
     def evictions(self) -> int: ...
     @property
@@ -155,6 +167,8 @@ class _StatusCollector(Collector):
                     "requests_waiting": status.waiting,
                     "kv_blocks_total": status.blocks_total,
                     "kv_blocks_pinned": status.blocks_pinned,
+                    "swap_blocks_total": status.swap_blocks_total,
+                    "swap_blocks_used": status.swap_blocks_used,
                     "kv_pool_occupancy": status.blocks_owned / max(status.blocks_total, 1),
                     "last_step_seconds": status.last_step_s,
                 },
@@ -166,6 +180,7 @@ class _StatusCollector(Collector):
                     "cached": status.blocks_cached,
                     "owned": status.blocks_owned,
                     "held": status.blocks_held,
+                    "fenced": status.blocks_fenced,
                 },
             ),
             (
@@ -175,7 +190,10 @@ class _StatusCollector(Collector):
                     "failed_steps": status.failed_steps,
                     "tokens_computed": status.tokens_computed,
                     "tokens_recomputed": status.tokens_recomputed,
+                    "tokens_swapped_out": status.tokens_swapped_out,
+                    "tokens_swapped_in": status.tokens_swapped_in,
                     "preemptions": status.preemptions,
+                    "preemptions_swapped": status.swaps,
                     "prefix_cache_evictions": status.evictions,
                     "prefix_cache_tokens_queried": status.prefix_tokens_queried,
                     "prefix_cache_tokens_hit": status.prefix_tokens_hit,
@@ -204,13 +222,18 @@ _HELP = {
     "requests_waiting": "Requests that wait for blocks or for a place in the batch",
     "kv_blocks_total": "KV blocks in the pool",
     "kv_blocks_pinned": "KV blocks that stay for prompts to come because requests asked for it",
+    "swap_blocks_total": "Blocks that the swap space holds",
+    "swap_blocks_used": "Blocks of it that are taken",
     "kv_pool_occupancy": "Share of the KV blocks that requests hold",
     "last_step_seconds": "How long the last step took",
     "steps": "Steps of the engine",
     "failed_steps": "Steps whose work failed as a whole",
     "tokens_computed": "Positions computed, prompt and answer",
     "tokens_recomputed": "Positions computed again after a preemption",
+    "tokens_swapped_out": "Positions whose KV was moved to the swap space",
+    "tokens_swapped_in": "Positions whose KV was moved back",
     "preemptions": "Times a running request gave up its blocks",
+    "preemptions_swapped": "Those of them whose KV was moved to the swap space",
     "prefix_cache_evictions": "Cached blocks that were reused for something else",
     "prefix_cache_tokens_queried": "Prompt tokens looked up in the prefix cache",
     "prefix_cache_tokens_hit": "Prompt tokens found there",

@@ -9,6 +9,7 @@ from octavo.core.plan import BlockCopy, RowFailed, Sampled, Span, StepPlan, Step
 from octavo.core.request import Request
 from octavo.ops.api import BF16, F32, Batch, Ops
 from octavo.runtime.batch import RowTables, make_batch
+from octavo.runtime.movers import Mover
 from octavo.runtime.sampler import Draw, Sampler
 from octavo.runtime.storage import KVStorage
 
@@ -31,10 +32,12 @@ class ModelRunner:
         rows: int,
         max_context: int,
         groups: int = 1,
+        mover: Mover | None = None,
     ) -> None:
         self._network = network
         self._ops = ops
         self._storage = storage
+        self._mover = mover
         self._sampler = Sampler(ops, max_rows=rows)
         self._block_size = storage.layout.block_size
         self._tables = RowTables(
@@ -44,15 +47,20 @@ class ModelRunner:
         self._last: dict[int, int] = {}
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Carry out one plan: binds, table writes, copies, then all spans in one forward pass."""
+        """Carry out one plan: moves out, binds, table writes, copies, moves in, then all spans in
+        one forward pass."""
+        moved = 0 if self._mover is None else self._mover.move_out(plan.moves)
         for bind in plan.binds:
             self._requests[bind.row] = bind.request
         self._tables.apply(plan.writes)
         self._copy(plan.copies)
+        moved += 0 if self._mover is None else self._mover.move_in(plan.moves)
+        if not plan.spans:
+            return StepResult(plan.id, (), moved)
         tokens = [self._tokens(span) for span in plan.spans]
         batch = make_batch(plan.spans, tokens, self._tables, self._block_size)
         logits = self._network.forward(batch, self._storage.pool)
-        return StepResult(plan.id, self._sample(logits, plan.spans))
+        return StepResult(plan.id, self._sample(logits, plan.spans), moved)
 
     def _copy(self, copies: Sequence[BlockCopy]) -> None:
         if copies:

@@ -1,4 +1,4 @@
-"""KVStorage: the memory of the block pool."""
+"""KVStorage: the memory of the block pool, and of the host arena."""
 
 import mmap
 from typing import Any

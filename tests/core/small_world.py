@@ -211,6 +211,9 @@ def make(place: Place, call: Call) -> None:
             place.unsent = tuple(one for one in place.unsent if one.id != call.request.id)
             place.sent |= dict.fromkeys(call.request.split(), 0)
         if isinstance(call, Commit):
+            for move in place.plans[0].moves[call.result.moved :]:
+                if move.kind == "out":  # it was not carried out, after all
+                    del place.oracle._slots[move.slot]
             place.plans.popleft()
             place.results.popleft()
         for event in answer:

@@ -1,6 +1,7 @@
-"""octavo limits, against a server on a socket."""
+"""octavo limits and octavo cache, against a server on a socket."""
 
 import http.server
+import io
 import threading
 from collections.abc import Iterator
 
@@ -62,6 +63,44 @@ def test_what_is_wrong_is_one_line(
     assert captured.err.count("\n") == 1
     assert says in captured.err
     assert server.client.state == IDLE
+
+
+def test_the_cache_is_explained_and_flushed(
+    server: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = {
+        ("--raw", "0123456789abcdefg"): "0 of 17 prompt tokens",
+        ("hi",): "0 of 20 prompt tokens",
+        ("hi", "--system", "s", "--salt", "x"): "0 of 30 prompt tokens",
+        ("--body", '{"prompt": [1, 2, 3], "cache": "off"}'): "0 of 3 prompt tokens",
+        ("--raw", "-"): "0 of 5 prompt tokens",
+    }
+    for arguments, summary in cases.items():
+        monkeypatch.setattr("sys.stdin", io.StringIO("stdin"))
+        assert main(["cache", "explain", "--url", server.url, *arguments]) == 0
+        out = capsys.readouterr().out
+        assert summary in out
+        assert "  block" in out
+    assert main(["cache", "flush", "--url", server.url]) == 0
+    assert capsys.readouterr().out == f"{IDLE.blocks_cached} blocks flushed\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--body", "{"], "not valid JSON"),
+        (["--body", "[1]"], "no JSON object"),
+        (["--body", '{"prompt": "a", "x": 1}'], "the field x is not known"),
+        (["", "--raw"], "empty"),
+    ],
+)
+def test_a_prompt_that_is_wrong_is_one_line(
+    server: Served, arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["cache", "explain", "--url", server.url, *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1
+    assert says in captured.err
 
 
 class _Stranger(http.server.BaseHTTPRequestHandler):

@@ -3,16 +3,17 @@
 import json
 from dataclasses import replace
 from random import Random
+from typing import get_args
 
 import msgspec
 from tests.core.serving import Serving, Setup
 from tests.observe.recording import Kept, random_run, small_setup, watched
 
 from octavo.core.calls import Plan
-from octavo.core.events import Finished, Pinned
+from octavo.core.events import Difference, Explanation, Fares, Finished, Pinned, Stretch
 from octavo.core.plan import StepPlan
 from octavo.core.request import Pin, Request
-from octavo.observe.explain import Account, account, page, table
+from octavo.observe.explain import Account, account, cache_summary, fares, page, table
 from octavo.observe.lives import Lives
 
 
@@ -266,3 +267,32 @@ def test_limits_that_change_are_told_to_whoever_is_there() -> None:
     serving.finish()
     (told,) = [text for text in texts(told_by(lives, "a")) if "limits" in text]
     assert told == "limits changed: tokens 64 → 16, waiting 2 → none"
+
+
+def test_why_the_hits_of_an_admission_end_is_told() -> None:
+    lives = Lives()
+    serving = watched(Setup(blocks=8, block_size=4, watermark_blocks=0), lives)
+    prompt = tuple(range(1, 14))
+    for name, tokens in (("a", prompt), ("flood", tuple(range(30, 60))), ("again", prompt)):
+        serving.submit(Request(id=name, prompt=tokens, max_tokens=1))
+        serving.finish()
+    serving.flush()
+    serving.submit(Request(id="later", prompt=prompt, max_tokens=1))
+    serving.finish()
+    (again,) = [text for text in texts(told_by(lives, "again")) if text.startswith("admitted")]
+    assert again.endswith("; block 0 evicted for flood at step 1")
+    (later,) = [text for text in texts(told_by(lives, "later")) if text.startswith("admitted")]
+    assert "; block 0 gone with all the cache, which was emptied on demand at step" in later
+
+
+def test_every_way_a_block_can_fare_has_words() -> None:
+    for why in get_args(Fares):
+        said = fares(Stretch(2, 5, why, 3, Difference(35, 7, 8), "x", 1.0, 9))
+        assert said.startswith("blocks 2-4 ")
+        assert "token 35 is 7" in said
+    told = Explanation(20, 16, 16, (Stretch(0, 1, "hit"), Stretch(1, 2, "not_full")))
+    assert cache_summary(told) == (
+        "16 of 20 prompt tokens cached: all that can be; 4 tokens must be computed in any case"
+    )
+    told = Explanation(40, 16, 16, (Stretch(0, 1, "hit"), Stretch(1, 3, "other_salt")))
+    assert cache_summary(told).endswith("; blocks 1-2 cached under another salt only")

@@ -11,7 +11,8 @@ import uvicorn
 from tests.text.vocabulary import metadata_of
 
 from octavo.core.budget import Ceilings, Limits
-from octavo.core.events import Finished, FinishReason, Receipt, Token
+from octavo.core.events import Explanation, Finished, FinishReason, Receipt, Stretch, Token
+from octavo.core.request import Request
 from octavo.engine.door import Door, Ticket
 from octavo.engine.engine import EngineStatus
 from octavo.engine.limits import changed
@@ -20,6 +21,7 @@ from octavo.serve.protocol import BoundedProtocol
 from octavo.serve.service import ServeSettings
 from octavo.text.assembler import Delta, Ended
 from octavo.text.tokenizer import Tokenizer
+from octavo.units import ceil_div
 
 TEMPLATE = (
     "{% for m in messages %}<|start|>{{ m.role }}:{{ m.content }}<|other|>{% endfor %}"
@@ -115,6 +117,10 @@ class ScriptedClient:
 
     async def flush(self) -> int:
         return self.state.blocks_cached
+
+    async def explain(self, request: Request) -> Explanation:
+        length = len(request.prompt)
+        return Explanation(length, 0, 16, (Stretch(0, ceil_div(length, 16), "never_seen"),))
 
     async def stream(self, ticket: Ticket) -> AsyncGenerator[Delta | Ended, None]:
         request = ticket.request

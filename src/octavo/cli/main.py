@@ -1,4 +1,4 @@
-"""octavo serve | chat | generate | pull | bench | replay | explain | limits
+"""octavo serve | chat | generate | pull | bench | replay | explain | limits | cache
 
 Exit codes: 0 done; 2 bad input (one line on stderr says what); 1 Octavo failed; 130 Ctrl-C.
 A command imports what it needs when it runs, so that none waits for the libraries of another.
@@ -139,8 +139,19 @@ def build_parser() -> argparse.ArgumentParser:
         "request", nargs="?", metavar="REQUEST", help="its id or how that begins (default: all)"
     )
 
+    cache = _add(commands, "cache", None, "look into the prefix cache of a running server")
+    actions = cache.add_subparsers(metavar="ACTION", required=True, parser_class=_Parser)
+    misses = _add(actions, "explain", _cache_explain, "tell what is cached of a prompt, and why")
+    misses.add_argument("prompt", metavar="PROMPT", help="the prompt; - reads it from stdin")
+    kind = misses.add_mutually_exclusive_group()
+    kind.add_argument("--raw", action="store_true", help="plain completion, no chat template")
+    kind.add_argument("--system", metavar="TEXT", help="system message")
+    kind.add_argument(
+        "--body", action="store_true", help="PROMPT is the JSON body of a request, cache fields too"
+    )
+    misses.add_argument("--salt", metavar="TEXT", help="the cache_salt of the request")
+    flush = _add(actions, "flush", _cache_flush, "forget what was computed before")
     limits = _add(commands, "limits", _limits, "show or change the limits of a running server")
-    limits.add_argument("--url", default=DEFAULT_URL, help=f"the server (default: {DEFAULT_URL})")
     limits.add_argument(
         "--set",
         nargs="+",
@@ -150,6 +161,10 @@ def build_parser() -> argparse.ArgumentParser:
         dest="changes",
         help="set these limits, all or none; the value none lifts one that may be absent",
     )
+    for remote in (misses, flush, limits):
+        remote.add_argument(
+            "--url", default=DEFAULT_URL, help=f"the server (default: {DEFAULT_URL})"
+        )
     return parser
 
 
@@ -216,6 +231,18 @@ def _limits(arguments: argparse.Namespace) -> int:
     from octavo.cli.remote import limits
 
     return limits(arguments)
+
+
+def _cache_explain(arguments: argparse.Namespace) -> int:
+    from octavo.cli.remote import explain_cache
+
+    return explain_cache(arguments)
+
+
+def _cache_flush(arguments: argparse.Namespace) -> int:
+    from octavo.cli.remote import flush_cache
+
+    return flush_cache(arguments)
 
 
 def _start_logging(level: str, *, tracebacks: bool) -> None:

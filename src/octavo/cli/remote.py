@@ -1,4 +1,4 @@
-"""octavo limits: what is asked of a running server, over HTTP."""
+"""octavo limits and octavo cache: what is asked of a running server, over HTTP."""
 
 import json
 import sys
@@ -24,6 +24,47 @@ def limits(arguments: Namespace) -> int:
     answer = ask(arguments.url, "/admin/limits", method, changes or None)
     sys.stdout.write(_table(answer["limits"], answer["ceilings"]))
     return 0
+
+
+def explain_cache(arguments: Namespace) -> int:
+    """Print what the server has cached of a prompt, and why not the rest.
+
+    Raises   RequestError: the server refuses; there is none at the address.
+    """
+    answer = ask(arguments.url, "/debug/cache", "POST", _body(arguments))
+    for prompt in answer["prompts"]:
+        lines = [prompt["summary"], *(f"  {blocks['text']}" for blocks in prompt["blocks"])]
+        sys.stdout.write("\n".join(lines) + "\n")
+    return 0
+
+
+def flush_cache(arguments: Namespace) -> int:
+    """Empty the cache of a server.
+
+    Raises   RequestError: there is none at the address.
+    """
+    answer = ask(arguments.url, "/admin/cache/flush", "POST", {})
+    sys.stdout.write(f"{answer['blocks_flushed']:,} blocks flushed\n")
+    return 0
+
+
+def _body(arguments: Namespace) -> dict[str, Any]:
+    """The request whose prompt is meant."""
+    prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    if arguments.body:
+        try:
+            body = json.loads(prompt)
+        except ValueError as error:
+            raise RequestError(f"the body is not valid JSON: {error}") from error
+        if not isinstance(body, dict):
+            raise RequestError("the body is no JSON object")
+    elif arguments.raw:
+        body = {"prompt": prompt}
+    else:
+        system = [] if arguments.system is None else [("system", arguments.system)]
+        talk = [*system, ("user", prompt)]
+        body = {"messages": [{"role": role, "content": text} for role, text in talk]}
+    return body if arguments.salt is None else {**body, "cache_salt": arguments.salt}
 
 
 def ask(

@@ -206,6 +206,10 @@ class BlockManager:
         _, short = self._fit(sequence, chunk, upto, headroom, freed, parent, holds)
         return short
 
+    def cached_tokens(self, sequence: Sequence) -> int:
+        """How many leading tokens of `sequence` the prefix cache has, for those who ask."""
+        return self._find(sequence, 1).tokens
+
     def fills_prompt(self, sequence: Sequence) -> bool:
         """Whether a running sequence has blocks to compute of which others may know the content."""
         whole = sequence.computed // self.block_size

@@ -71,13 +71,71 @@ class Refused:
 Event = Token | Finished | Refused
 
 
+Fares = Literal[
+    "hit",
+    "partial",
+    "never_seen",
+    "evicted",
+    "flushed",
+    "distrusted",
+    "other_salt",
+    "other_adapter",
+    "other_attachments",
+    "behind_a_miss",
+    "not_full",
+    "cache_off",
+]
+"""How a block of a prompt fares in the prefix cache: it is there; a cached one begins alike; it was
+never there; it was there, and left in one of three ways; the same tokens are there under another
+salt or adapter or with other attachments; it is there, but one before it is not; it has too few
+tokens to be cached; or the cache is not used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first token that is another one in the cached block most like it."""
+
+    position: int
+    token: int
+    cached: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Blocks from `start` up to before `stop` of a prompt, which fare the same way.
+
+    The first `alike` tokens were found in a cached block that begins so. They left the cache for
+    the request `by`, at `at_s` on the engine's clock, in or before the plan `plan_id`.
+    """
+
+    start: int
+    stop: int
+    why: Fares
+    alike: int = 0
+    differs: Difference | None = None
+    by: str = ""
+    at_s: float | None = None
+    plan_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What the prefix cache has of a prompt: `cached_tokens` of its tokens, and each block."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    block_size: int
+    stretches: tuple[Stretch, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Admitted:
     """`cached_tokens` were found; `blocks_found` are shared whole, `blocks_allocated` are new.
 
     They were found in the prefix cache, or with `parent`: a running sequence or a hold. In
     decisions the branches of a request after the first are named `ID#1`, `ID#2` and so on. The KV
-    of `swapped_tokens` more comes back from the host arena, in `blocks_moved`.
+    of `swapped_tokens` more comes back from the host arena, in `blocks_moved`. `missed` is the
+    block at which the hits of the prefix cache end, and why; None if there is nothing to explain.
     """
 
     request_id: str
@@ -90,6 +148,7 @@ class Admitted:
     parent: str | None = None
     swapped_tokens: int = 0
     blocks_moved: int = 0
+    missed: Stretch | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,13 +193,26 @@ class PrefixCache:
 
         Cost     O(log children): in their order it stands beside where `tokens` would.
         """
+        best = self.closest(parent, tokens)
+        return best if best is not None and best[1] else None
+
+    def closest(
+        self, parent: Prefix | Context, tokens: tuple[int, ...]
+    ) -> tuple[Prefix, int] | None:
+        """As `begins_like`, one that begins with none of them if there is no better one."""
         children = self._children.get(parent, [])
         place = _place(children, tokens)
         beside = [
             (one, common_length(one.tokens, tokens)) for one in children[max(place - 1, 0) :][:2]
         ]
-        best = max(beside, key=lambda found: found[1], default=None)
-        return best if best is not None and best[1] else None
+        return max(beside, key=lambda found: found[1], default=None)
+
+    def contexts(self) -> list[Context]:
+        """Every context in which something is cached from the first token on.
+
+        Cost     O(published).
+        """
+        return [parent for parent in self._children if isinstance(parent, Context)]
 
     def publishes(self, block: int) -> bool:
         return block in self._by_block

@@ -28,15 +28,18 @@ from octavo.core.events import (
     Deferred,
     Event,
     Evicted,
+    Explanation,
     Finished,
     FinishReason,
     Preempted,
     Refused,
+    Stretch,
     TokenLimit,
 )
 from octavo.core.fairness import ServiceCounters
 from octavo.core.following import Followers
 from octavo.core.holds import Holds
+from octavo.core.misses import explain, first_miss
 from octavo.core.pace import Pace
 from octavo.core.plan import Bind, Move, RowFailed, Sampled, Span, StepPlan, StepResult
 from octavo.core.policy import Circumstances
@@ -286,6 +289,10 @@ class Scheduler:
         self.ceilings.check(limits)
         before, self.limits = self.limits, limits
         return before
+
+    def explain(self, request: Request) -> Explanation:
+        """What the prefix cache has of this prompt now, and why not the rest. Changes nothing."""
+        return explain(self.manager, self._factory(0.0)(request, 0))
 
     # --- submit
 
@@ -599,6 +606,7 @@ class Scheduler:
                 None if admission.parent is None else admission.parent.id,
                 moved_in,
                 len(admission.moves),
+                self._missed(sequence, admission, resumed),
             )
         )
         self.holds.hit(sequence, draft.at.now)
@@ -612,6 +620,11 @@ class Scheduler:
         if granted < demand:
             draft.decisions.append(Chunked(sequence.id, granted, demand, draft.budget.limit))
         self._queue_next(self._by_id[sequence.request.id], draft.at.now)
+
+    def _missed(self, sequence: Sequence, admission: Admission, resumed: bool) -> Stretch | None:
+        if resumed or admission.parent is not None:
+            return None
+        return first_miss(self.manager, sequence, admission.cached_tokens)
 
     def _rank(self, sequence: Sequence, at: Circumstances) -> Rank:
         if sequence.ticket is None:

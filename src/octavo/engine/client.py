@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo.core.budget import Limits
-from octavo.core.events import CancelReason, Event, Refused, Token
+from octavo.core.events import CancelReason, Event, Explanation, Refused, Token
 from octavo.core.request import Request
 from octavo.engine.door import Ticket
 from octavo.engine.engine import Engine, EngineStatus
@@ -49,9 +49,16 @@ class Flush:
     """Empty the prefix cache. Answered by how many blocks it held."""
 
 
-Question = ChangeLimits | Flush
+@dataclass(frozen=True, slots=True)
+class Explain:
+    """Answered by what the prefix cache has of this prompt."""
+
+    request: Request
+
+
+Question = ChangeLimits | Flush | Explain
 """What the engine is asked about itself, not for a request."""
-Answer = Limits | int
+Answer = Limits | int | Explanation
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +163,8 @@ class EngineThread:
                     return self._engine.change_limits(dict(changes))
                 case Flush():
                     return self._engine.flush()
+                case Explain(request):
+                    return self._engine.explain(request)
         except OctavoError as error:
             return error
 
@@ -236,6 +245,14 @@ class AsyncClient:
         """
         blocks: int = await self._ask(Flush())
         return blocks
+
+    async def explain(self, request: Request) -> Explanation:
+        """What the prefix cache has of this prompt now, and why not the rest; it is not served.
+
+        Raises   EngineStopped.
+        """
+        explanation: Explanation = await self._ask(Explain(request))
+        return explanation
 
     async def _ask(self, question: Question) -> Any:
         if not self.alive:

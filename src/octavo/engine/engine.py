@@ -8,7 +8,7 @@ from typing import Protocol
 
 from octavo.core.budget import Ceilings, Limits
 from octavo.core.calls import Answer, Call, Cancel, Commit, Drop, Flush, Plan, SetLimits, Submit
-from octavo.core.events import CancelReason, Decision, Event, Token
+from octavo.core.events import CancelReason, Decision, Event, Explanation, Token
 from octavo.core.plan import RowFailed, Runner, StepPlan, StepResult
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler
@@ -126,6 +126,10 @@ class Engine:
         call = Flush(self._clock())
         self._show(call, self.scheduler.flush(call.now))
         return blocks
+
+    def explain(self, request: Request) -> Explanation:
+        """What the prefix cache has of this prompt now, and why not the rest; it is not served."""
+        return self.scheduler.explain(request)
 
     def change_limits(self, changes: Mapping[str, object]) -> Limits:
         """Let other limits hold, named as `engine.limits` does; returns all that hold now.

@@ -7,6 +7,8 @@ from typing import TypeVar
 from octavo.core.events import (
     Admitted,
     Deferred,
+    Explanation,
+    Fares,
     Finished,
     HoldDropped,
     Pinned,
@@ -14,6 +16,7 @@ from octavo.core.events import (
     Preempted,
     Receipt,
     Refused,
+    Stretch,
 )
 from octavo.observe.lives import (
     Arrived,
@@ -200,10 +203,61 @@ def _admitted(what: Admitted) -> str:
     found = f", {what.cached_tokens:,} of them {where}" if what.cached_tokens else ", none cached"
     if what.swapped_tokens:
         found += f", {what.swapped_tokens:,} moved back from the swap space"
+    missed = what.missed
+    why = "" if missed is None or missed.why in _UNREMARKABLE else f"; {fares(missed)}"
     return (
         f"{head} in row {what.row}: {_count(what.tokens, 'token')}{found};"
-        f" {_count(what.blocks_found, 'block')} found, {what.blocks_allocated:,} allocated"
+        f" {_count(what.blocks_found, 'block')} found, {what.blocks_allocated:,} allocated{why}"
     )
+
+
+_UNREMARKABLE = ("never_seen", "partial")
+"""Nothing more than the number of tokens found says already."""
+
+
+def fares(stretch: Stretch) -> str:
+    """How blocks of a prompt fare in the prefix cache."""
+    last = stretch.stop - 1
+    which = f"block {last}" if stretch.start == last else f"blocks {stretch.start}-{last}"
+    said = f"{which} {_FARES[stretch.why]}"
+    if stretch.by:
+        said += f" {stretch.by}"
+    if stretch.plan_id is not None:
+        said += f" at step {stretch.plan_id}"
+    if stretch.alike:
+        said += f"; a cached one begins with the same {_count(stretch.alike, 'token')}"
+    if stretch.differs is not None:
+        at = stretch.differs
+        said += (
+            f"; token {at.position} is {at.token}, in the cached prompt most like it {at.cached}"
+        )
+    return said
+
+
+_FARES: dict[Fares, str] = {
+    "hit": "found",
+    "partial": "found in part",
+    "never_seen": "never seen, or too long ago",
+    "evicted": "evicted for",
+    "flushed": "gone with all the cache, which was emptied on demand",
+    "distrusted": "given up with the failed request",
+    "other_salt": "cached under another salt only",
+    "other_adapter": "cached for another adapter only",
+    "other_attachments": "cached with other attachments only",
+    "behind_a_miss": "cached, but one before is not",
+    "not_full": "too short to be cached: only full blocks are",
+    "cache_off": "not looked for: the cache is off",
+}
+
+
+def cache_summary(told: Explanation) -> str:
+    """One sentence about a prompt."""
+    tokens = f"{told.cached_tokens:,} of {_count(told.prompt_tokens, 'prompt token')} cached"
+    first = next((one for one in told.stretches if one.why not in ("hit", "not_full")), None)
+    if first is None:
+        rest = told.prompt_tokens - told.cached_tokens
+        return f"{tokens}: all that can be; {_count(rest, 'token')} must be computed in any case"
+    return f"{tokens}; {fares(first)}"
 
 
 def _preempted(what: Preempted, life: Life) -> str:

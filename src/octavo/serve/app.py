@@ -9,6 +9,7 @@ from octavo.engine.door import Door
 from octavo.observe.lives import Lives
 from octavo.observe.metrics import Metrics
 from octavo.serve.admin import change_limits, flush_cache, show_limits
+from octavo.serve.cache import explain_cache
 from octavo.serve.chat import create_chat_completion
 from octavo.serve.completions import create_completion
 from octavo.serve.debug import list_requests, show_request
@@ -38,6 +39,7 @@ def create_app(
         ("/admin/limits", "GET", show_limits),
         ("/admin/limits", "PATCH", change_limits),
         ("/admin/cache/flush", "POST", flush_cache),
+        ("/debug/cache", "POST", explain_cache),
         ("/debug/requests", "GET", list_requests),
         ("/debug/requests/{id}", "GET", show_request),
     )

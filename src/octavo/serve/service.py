@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from octavo.core.budget import Limits
+from octavo.core.events import Explanation
+from octavo.core.request import Request
 from octavo.engine.door import Door, Ticket
 from octavo.engine.engine import EngineStatus
 from octavo.engine.params import SamplingParams
@@ -38,6 +40,8 @@ class Client(Protocol):
     async def change_limits(self, changes: Mapping[str, object]) -> Limits: ...
 
     async def flush(self) -> int: ...
+
+    async def explain(self, request: Request) -> Explanation: ...
 
     def stream(self, ticket: Ticket) -> AsyncGenerator[Item, None]: ...
 

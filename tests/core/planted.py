@@ -16,6 +16,7 @@ from octavo.core.block_manager import BlockManager, _Found
 from octavo.core.block_pool import BlockPool, Shortage, Taken
 from octavo.core.budget import Budget
 from octavo.core.events import Event, Finished
+from octavo.core.following import Followers
 from octavo.core.plan import Move, RowFailed, Sampled, Span
 from octavo.core.prefix_cache import Context, Fate, Prefix, PrefixCache
 from octavo.core.scheduler import Scheduler, _Part
@@ -522,7 +523,14 @@ def trusts_moves_that_failed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(HostArena, "lose", lambda arena, slots: None)
 
 
+def calls_no_follower_back(patch: pytest.MonkeyPatch) -> None:
+    """Whom they waited for is gone or there; they wait on."""
+    patch.setattr(Followers, "passed", lambda followers, leader: [])
+    patch.setattr(Followers, "deserted", lambda followers, leader: [])
+
+
 WRONG_BOOKS: list[Patch] = [
+    calls_no_follower_back,
     gives_back_for_all_who_share,
     gives_back_too_late,
     takes_any_epoch,

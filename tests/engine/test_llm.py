@@ -105,6 +105,40 @@ def test_the_log_at_start_says_what_was_sized_and_chosen(
 
 
 @pytest.mark.parametrize(
+    ("settings", "swaps", "computed_again"),
+    [
+        ({"preemption": "swap", "swap_space": "36MiB"}, True, False),
+        ({"preemption": "swap", "swap_space": "400KiB"}, False, True),
+        ({"preemption": "recompute"}, False, True),
+    ],
+)
+def test_those_that_yield_are_swapped_or_computed_again(
+    demo_model_path: Path, settings: dict[str, str], swaps: bool, computed_again: bool
+) -> None:
+    """Two that grow beyond what the pool holds; the answers are those of a pool that is large."""
+    sizes = {"max_model_len": 128, "threads": 2, "max_num_seqs": 2, "seed": 1}
+    tight = LLM(
+        str(demo_model_path),
+        kv_cache_memory=f"{9 * 360}KiB",
+        enable_prefix_caching=False,
+        **sizes,
+        **settings,
+    )
+    wide = LLM(str(demo_model_path), **sizes)
+    params = SamplingParams(temperature=0.0, max_tokens=80, ignore_eos=True)
+    prompts = [POEM, SEA]
+    answers = [answer.token_ids for answer in tight.generate(prompts, params)]
+    assert answers == [answer.token_ids for answer in wide.generate(prompts, params)]
+    status = tight.status()
+    assert status.preemptions > 0
+    assert (status.swaps > 0) == swaps
+    assert (status.tokens_recomputed > 0) == computed_again
+    assert (status.swap_blocks_total > 0) == ("swap_space" in settings)
+    assert status.swap_blocks_used == 0
+    assert wide.status().swap_blocks_total > 0
+
+
+@pytest.mark.parametrize(
     ("quantization", "weights"), [("none", "256.6 MiB"), ("int8", "136.4 MiB (int8)")]
 )
 def test_weights_are_kept_as_asked(

@@ -1,8 +1,9 @@
 """A runner that computes nothing and says how long it would have taken.
 
-    seconds = base + tokens · per token
+    seconds = base + tokens · per token + moves · per move
 
-A step reads all weights once, whatever it computes: that is the base.
+A step reads all weights once, whatever it computes: that is the base. One that only moves blocks
+reads none.
 """
 
 from collections.abc import Mapping
@@ -23,9 +24,11 @@ class Cost:
 
     base_s: float
     token_s: float
+    move_s: float = 0.0
 
-    def seconds(self, tokens: int) -> float:
-        return self.base_s + self.token_s * tokens
+    def seconds(self, tokens: int, moves: int = 0) -> float:
+        computing_s = self.base_s + self.token_s * tokens if tokens else 0.0
+        return computing_s + self.move_s * moves
 
 
 @dataclass(slots=True)
@@ -43,10 +46,12 @@ class CostRunner:
 
     def execute(self, plan: StepPlan) -> StepResult:
         self._rows |= {bind.row: bind.request for bind in plan.binds}
-        self.now += self.cost.seconds(sum(span.stop - span.start for span in plan.spans))
+        tokens = sum(span.stop - span.start for span in plan.spans)
+        self.now += self.cost.seconds(tokens, len(plan.moves))
         return StepResult(
             plan.id,
             tuple(Sampled(s.row, self._draw(s), 0.0) for s in plan.spans if s.samples),
+            len(plan.moves),
         )
 
     def _draw(self, span: Span) -> int:

@@ -16,11 +16,12 @@ TORCH := torch==2.13.0
 WERROR ?= OFF
 
 .DEFAULT_GOAL := help
-.PHONY: help serve build test lint format types bench clean
+.PHONY: help serve build test soak lint format types bench clean
 
 help:
 	@echo 'make serve   set up, fetch the demo model, start the server on port $(PORT)'
 	@echo 'make test    set up and run every test'
+	@echo 'make soak    the core for hours: ten thousand cases of each kind, small worlds in many sizes'
 	@echo 'make build   build and install Octavo into $(VENV)'
 	@echo 'make lint    ruff and clang-format        make types   mypy --strict'
 	@echo 'make format  put the sources in order     make bench   octavo bench throughput $$(BENCH)'
@@ -34,6 +35,11 @@ build: $(VENV)/.built
 
 test: $(VENV)/.tested
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(PYTEST)
+
+# Each test says in the end what it tried; OCTAVO_TEST_SEED=… repeats a run.
+soak: $(VENV)/.tested
+	OCTAVO_TEST_SOAK=1 nice $(BIN)/python -m pytest -rP tests/core/test_block_pool.py \
+	  tests/core/test_block_manager.py tests/core/test_scheduler_machine.py tests/core/test_small_world.py $(PYTEST)
 
 lint: $(VENV)/.tested
 	$(BIN)/ruff check

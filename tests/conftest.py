@@ -15,6 +15,12 @@ settings.register_profile("octavo", deadline=None, print_blob=True)
 settings.load_profile("octavo")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Hypothesis draws from the same seed, unless it is given one."""
+    if config.getoption("--hypothesis-seed") is None:
+        config.option.hypothesis_seed = SEED
+
+
 def pytest_report_header() -> str:
     return f"octavo: inputs drawn from OCTAVO_TEST_SEED={SEED}"
 

@@ -24,7 +24,13 @@ Sources = Mapping[str, str]
 
 ENVIRONMENT_PREFIX = "OCTAVO_"
 # Variables of Octavo that are no settings.
-_OTHER_VARIABLES = {"OCTAVO_CACHE", "OCTAVO_CONFIG", "OCTAVO_LOG", "OCTAVO_TEST_SEED"}
+_OTHER_VARIABLES = {
+    "OCTAVO_CACHE",
+    "OCTAVO_CONFIG",
+    "OCTAVO_LOG",
+    "OCTAVO_TEST_SEED",
+    "OCTAVO_TEST_SOAK",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

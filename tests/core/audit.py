@@ -48,6 +48,13 @@ def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
         _check_headroom(scheduler, admitted[-1].preemptions)
 
 
+def check_pins(scheduler: Scheduler, now: float) -> None:
+    """No pin outlives its time, and all together keep to the quota."""
+    for hold in scheduler.holds:
+        assert hold.until_s >= now, f"{hold.id} should have ended at {hold.until_s}"
+    assert scheduler.holds.pinned_blocks <= scheduler.limits.pinned_blocks
+
+
 def _yields(victim: Sequence, beneficiary: Sequence) -> bool:
     """Whether it ranks below; to one that does not run yet only lower classes yield."""
     if beneficiary.state is State.RUNNING:

@@ -15,8 +15,9 @@ from octavo.core import block_manager, policy
 from octavo.core.block_manager import BlockManager, _Found
 from octavo.core.block_pool import BlockPool, Shortage, Taken
 from octavo.core.budget import Budget
-from octavo.core.events import Event, Finished
+from octavo.core.events import Event, Finished, Token
 from octavo.core.following import Followers
+from octavo.core.holds import Holds
 from octavo.core.plan import Move, RowFailed, Sampled, Span
 from octavo.core.prefix_cache import Context, Fate, Prefix, PrefixCache
 from octavo.core.scheduler import Scheduler, _Part
@@ -377,10 +378,11 @@ def loses_the_row_of_the_preempted(patch: pytest.MonkeyPatch) -> None:
 def appends_twice_after_preemption(patch: pytest.MonkeyPatch) -> None:
     append = Sequence.append
 
-    def twice(sequence: Sequence, token: int, now: float) -> None:
-        append(sequence, token, now)
+    def twice(sequence: Sequence, token: int, *about: float) -> Token:
+        event = append(sequence, token, *about)
         if sequence.preemptions and sequence.state is State.RUNNING and sequence.computed:
             sequence.tokens.append(token)
+        return event
 
     patch.setattr(Sequence, "append", twice)
 
@@ -523,6 +525,44 @@ def trusts_moves_that_failed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(HostArena, "lose", lambda arena, slots: None)
 
 
+def brings_back_in_the_wrong_order(patch: pytest.MonkeyPatch) -> None:
+    move_in = BlockManager._move_in
+
+    def reversed_slots(manager: BlockManager, *about: object) -> tuple[Move, ...]:
+        moves = move_in(manager, *about)
+        return tuple(
+            replace(move, slot=other.slot)
+            for move, other in zip(moves, reversed(moves), strict=True)
+        )
+
+    patch.setattr(BlockManager, "_move_in", reversed_slots)
+
+
+def counts_a_hold_twice(patch: pytest.MonkeyPatch) -> None:
+    hold = BlockPool.hold
+
+    def twice(pool: BlockPool, block: int) -> None:
+        hold(pool, block)
+        pool._holds[block] += 1
+
+    patch.setattr(BlockPool, "hold", twice)
+
+
+def keeps_the_blocks_of_a_dropped_hold(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(BlockManager, "let_go", lambda manager, tables: 0)
+
+
+def pins_beyond_the_quota(patch: pytest.MonkeyPatch) -> None:
+    pin = Holds.pin
+    patch.setattr(
+        Holds, "pin", lambda holds, sequence, quota, now: pin(holds, sequence, 10**6, now)
+    )
+
+
+def lets_no_pin_end(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Holds, "expire", lambda holds, now: [])
+
+
 def calls_no_follower_back(patch: pytest.MonkeyPatch) -> None:
     """Whom they waited for is gone or there; they wait on."""
     patch.setattr(Followers, "passed", lambda followers, leader: [])
@@ -533,6 +573,11 @@ WRONG_BOOKS: list[Patch] = [
     calls_no_follower_back,
     gives_back_for_all_who_share,
     gives_back_too_late,
+    brings_back_in_the_wrong_order,
+    counts_a_hold_twice,
+    keeps_the_blocks_of_a_dropped_hold,
+    pins_beyond_the_quota,
+    lets_no_pin_end,
     takes_any_epoch,
     leaves_the_adapter_out,
     leaks_what_it_found_when_the_rest_is_short,

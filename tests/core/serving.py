@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, get_args
 
-from tests.core.audit import check_plan
+from tests.core.audit import check_pins, check_plan
 from tests.core.contents import check_contents
 
 from octavo.core.block_manager import BlockManager
@@ -276,6 +276,7 @@ class Serving:
         self.now += 1
         plan = self.scheduler.plan(self.now)
         check(self.scheduler)
+        check_pins(self.scheduler, self.now)
         if plan is not None:
             check_plan(self.scheduler, plan)
             self.plans.append(plan)

@@ -22,7 +22,7 @@ from itertools import combinations, product
 from typing import Any
 from weakref import WeakValueDictionary
 
-from tests.core.audit import check_plan
+from tests.core.audit import check_pins, check_plan
 from tests.core.canonical import canonical
 from tests.core.contents import check_contents, empty_what_nobody_reads
 
@@ -194,6 +194,8 @@ def make(place: Place, call: Call) -> None:
     scheduler = place.core.scheduler
     running = scheduler.running
     answer = place.core.answer(call)
+    if isinstance(call, Plan):
+        check_pins(scheduler, place.now)
     if answer is None:
         assert running == scheduler.running, "no plan, yet something happened"
         assert place.plans or place.idle, "nothing can move"
@@ -211,10 +213,7 @@ def make(place: Place, call: Call) -> None:
             place.unsent = tuple(one for one in place.unsent if one.id != call.request.id)
             place.sent |= dict.fromkeys(call.request.split(), 0)
         if isinstance(call, Commit):
-            for move in place.plans[0].moves[call.result.moved :]:
-                if move.kind == "out":  # it was not carried out, after all
-                    del place.oracle._slots[move.slot]
-            place.plans.popleft()
+            _undo(place, place.plans.popleft(), call.result.moved)
             place.results.popleft()
         for event in answer:
             _receive(place, event)
@@ -223,6 +222,15 @@ def make(place: Place, call: Call) -> None:
     empty_what_nobody_reads(scheduler, place.oracle)
     if place.idle:
         _check_rest(place)
+
+
+def _undo(place: Place, plan: StepPlan, moved: int) -> None:
+    """What was not moved after all is nowhere."""
+    for move in plan.moves[moved:]:
+        if move.kind == "out":
+            place.oracle._slots.pop(move.slot)
+        else:
+            place.oracle._cells[move.block] = [None] * place.core.scheduler.manager.block_size
 
 
 def _receive(place: Place, event: Event) -> None:

@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.core.serving import WINDOWS, constant_hash
+from tests.core.soak import CASES
 
 from octavo.core.block_manager import Admission, BlockManager, Reservation
 from octavo.core.block_pool import Shortage
@@ -568,4 +569,4 @@ class ManagerMachine(RuleBasedStateMachine):
 
 
 TestManager = ManagerMachine.TestCase
-TestManager.settings = settings(max_examples=settings.default.max_examples // 4)
+TestManager.settings = settings(max_examples=CASES)

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.core.soak import CASES
 
 from octavo.core.block_pool import BlockPool, Shortage, Taken
 
@@ -205,4 +206,4 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPool = PoolMachine.TestCase
-TestPool.settings = settings(max_examples=settings.default.max_examples // 3)
+TestPool.settings = settings(max_examples=CASES, stateful_step_count=30)

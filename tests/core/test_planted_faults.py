@@ -7,7 +7,7 @@ import pytest
 from tests.core.planted import WRONG_BOOKS, WRONG_CONTENT, Patch
 from tests.core.serving import random_run
 from tests.core.small_world import explore
-from tests.core.worlds import GROUPS, SWAPS, TOKENS, TROUBLES
+from tests.core.worlds import GROUPS, SWAPS, TROUBLES
 
 from octavo.core.block_manager import BlockManager
 from octavo.core.prefix_cache import Context, PrefixCache
@@ -15,7 +15,7 @@ from octavo.core.request import Request
 from octavo.core.sequence import Sequence
 
 RUNS = 100
-WORLDS = (GROUPS, TOKENS, TROUBLES, SWAPS)
+WORLDS = (GROUPS, TROUBLES, SWAPS)
 
 
 def catches(seed: int) -> str | None:
@@ -29,6 +29,8 @@ def catches(seed: int) -> str | None:
             random_run(Random(f"{seed} {run}"))
         for world in WORLDS:
             explore(world, limit=10_000)
+    except (TypeError, AttributeError):
+        raise  # a patch that does not fit the core any more
     except Exception as found:
         return f"{type(found).__name__}: {found}"
     return None

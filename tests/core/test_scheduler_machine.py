@@ -1,6 +1,5 @@
 """Any engine, any traffic: the books balance and every request gets the answer it gets alone."""
 
-import os
 from dataclasses import replace
 from operator import attrgetter
 from random import Random
@@ -17,13 +16,12 @@ from tests.core.serving import (
     constant_hash,
     random_run,
 )
+from tests.core.soak import CASES
 
 from octavo.core.budget import AdmissionRule, Policy, Preemption
 from octavo.core.prefix_cache import sha256
 from octavo.core.request import Pin, Request, Sampling
 from octavo.simulate.oracle import answer_alone
-
-RUNS = int(os.environ.get("OCTAVO_TEST_RUNS", "300"))
 
 SETUPS = st.builds(
     Setup,
@@ -200,7 +198,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=settings.default.max_examples // 2)
+TestScheduler.settings = settings(max_examples=CASES)
 
 
 def restarted(request: Request, emitted: int, vocabulary: int) -> Request:
@@ -210,5 +208,5 @@ def restarted(request: Request, emitted: int, vocabulary: int) -> Request:
 
 def test_any_serving_gives_each_request_the_answer_it_gets_alone(seed: int) -> None:
     """Long random runs, which reach further than the machine above."""
-    for run in range(RUNS):
+    for run in range(CASES):
         random_run(Random(f"{seed} {run}"))

@@ -3,32 +3,28 @@
 `make soak` searches each world in many sizes; here each is searched in one.
 """
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
 import pytest
 from tests.core.small_world import Broken, World, explore
+from tests.core.soak import SOAK
 from tests.core.worlds import GROUPS, PRIORITIES, WORLDS
 
 from octavo.core.scheduler import Scheduler, _Part
 from octavo.core.sequence import Sequence
 
-SOAK = os.environ.get("OCTAVO_TEST_SOAK") == "1"
 LIMIT = 20_000
 """States of one world; one that grows beyond has something in its state that has no end."""
 
 
 def sizes_of(world: World) -> Iterator[World]:
     """The same world with other pools, budgets and numbers of plans in flight."""
-    fewest = max(world.setup.groups, world.setup.blocks - 2)
-    for blocks, tokens, watermark, depth in product(
-        range(fewest, world.setup.blocks + 2), (1, 2, 4), (0, 1), (1, 2, 3)
-    ):
-        limits = replace(world.setup.limits, tokens=tokens, watermark_blocks=watermark)
-        setup = replace(world.setup, blocks=blocks, limits=limits)
-        yield replace(world, setup=setup, depth=depth)
+    for change, tokens, depth in product((-1, 0, 1), (1, 4), (1, 2)):
+        limits = replace(world.setup.limits, tokens=tokens)
+        setup = replace(world.setup, blocks=world.setup.blocks + change, limits=limits)
+        yield replace(world, setup=setup, depth=depth, cancels=True)
 
 
 @pytest.mark.parametrize("name", WORLDS)
@@ -38,8 +34,8 @@ def test_a_small_world_has_no_bad_state(name: str) -> None:
     worlds = list(sizes_of(WORLDS[name])) if SOAK else [WORLDS[name]]
     for world in worlds:
         explored = explore(world, limit=100 * LIMIT if SOAK else LIMIT)
-        print(f"{name}: {explored} of {world.setup}, {world.depth} plans in flight")
-        assert explored.states > 100, "the world is too small to say anything"
+        print(f"{name}: {explored} of {world.setup}, {world.depth} plans in flight", flush=True)
+        assert explored.states > 100 or SOAK, "the world is too small to say anything"
         work = sum(len(one.prompt) + one.max_tokens * one.branches for one in world.requests)
         assert explored.steps <= 4 * work
 

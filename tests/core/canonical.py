@@ -168,11 +168,7 @@ READERS: dict[tuple[type, str], Reader | None] = {
     (Sequence, "_reached"): None,
     (Sequence, "_cached_tokens"): None,
     (Sequence, "_recomputed_tokens"): None,
-    (Sequence, "arrived_s"): None,
-    (Sequence, "headed_s"): None,
-    (Sequence, "submitted_s"): None,
     (Sequence, "_admitted_s"): None,
-    (Sequence, "first_token_s"): None,
     (ServiceCounters, "_counters"): lambda names, counters: _ahead(counters),
     (ServiceCounters, "_most"): None,
 }

@@ -57,6 +57,7 @@ class World:
 
     `depth` plans are in flight at most. `troubles` rows of one commit stop or fail at most. Once,
     at any moment, `passes_s` seconds may go by. Any of `limits` may be set at any time.
+    A step takes what the `pace` says, whatever the clock does.
     """
 
     setup: CoreSetup
@@ -67,6 +68,25 @@ class World:
     flushes: bool = False
     passes_s: float = 0.0
     limits: tuple[Limits, ...] = ()
+    pace: "Steady" = field(default_factory=lambda: Steady())
+
+
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """In the place of a `Pace`: what it says of steps does not depend on those that were."""
+
+    base_s: float = 0.0
+    token_s: float = 0.0
+
+    @property
+    def known(self) -> bool:
+        return self.token_s > 0.0
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """Learn nothing."""
+
+    def seconds(self, tokens: int) -> float:
+        return self.base_s + self.token_s * tokens
 
 
 @dataclass(slots=True)
@@ -98,7 +118,9 @@ def start(world: World) -> Place:
         windows=setup.windows,
         vocabulary=VOCABULARY,
     )
-    return Place(Replay(setup), oracle, requests)
+    core = Replay(setup)
+    core.scheduler.pace = world.pace
+    return Place(core, oracle, requests)
 
 
 # --- what can be done. A feature that brings a call brings a function here.
@@ -390,7 +412,7 @@ def key_of(place: Place) -> bytes:
 
 # --- keeping a place: pickle copies what changes, and leaves frozen values as they are
 
-_FROZEN = frozenset({Request, Context, StepPlan, StepResult, Span, CoreSetup, Limits})
+_FROZEN = frozenset({Steady, Request, Context, StepPlan, StepResult, Span, CoreSetup, Limits})
 
 Kept = tuple[bytes, list[Any]]
 """A place as bytes, and the frozen values in it."""

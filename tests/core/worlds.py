@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tests.core.small_world import VOCABULARY, World
+from tests.core.small_world import VOCABULARY, Steady, World
 
 from octavo.core.budget import Ceilings, Limits
 from octavo.core.calls import CoreSetup
@@ -174,7 +174,34 @@ LIMITS = World(
 )
 """Limits that change at any moment, with two plans in flight."""
 
+TENANTS = World(
+    setup=setup(4, policy="fair", aging_s=5.0, sequences=2),
+    requests=(
+        request("a", (1, 2, 3), 3, tenant="x"),
+        request("b", (1, 2, 4), 2, tenant="x"),
+        request("c", (1, 2, 3), 2, tenant="y"),
+    ),
+    passes_s=10.0,
+    cancels=False,
+    troubles=0,
+)
+
+TARGETS = World(
+    setup=setup(4, policy="slo", aging_s=5.0, ttft_target_s=5.0, tpot_target_s=2.0),
+    requests=(
+        request("a", (1, 2, 3), 3, tpot_target_s=0.5),
+        request("b", (1, 2, 4, 5), 2),
+        request("c", (1, 2, 3), 2, priority=1, ttft_target_s=99.0),
+    ),
+    passes_s=10.0,
+    pace=Steady(base_s=0.25, token_s=0.25),
+    cancels=False,
+)
+"""Who is in time at first is late when time has gone by."""
+
 WORLDS = {
+    "tenants": TENANTS,
+    "targets": TARGETS,
     "limits": LIMITS,
     "sessions": SESSIONS,
     "pins": PINS,

@@ -295,13 +295,14 @@ def leaves_the_adapter_out(patch: pytest.MonkeyPatch) -> None:
 
 
 def leaks_what_it_found_when_the_rest_is_short(patch: pytest.MonkeyPatch) -> None:
-    admit = BlockManager.missing
+    missing = BlockManager.missing
 
     def shares_first(manager: BlockManager, sequence: Sequence, **asked: object) -> int:
-        short = admit(manager, sequence, **asked)
+        short = missing(manager, sequence, **asked)
         if short:
-            for block in chain.from_iterable(manager._find(sequence).entries):
-                manager.pool.share(block)
+            for block in chain.from_iterable(node.blocks for node in sequence.prefixes):
+                if manager.pool.is_cached(block):
+                    manager.pool.share(block)
         return short
 
     patch.setattr(BlockManager, "missing", shares_first)

@@ -8,11 +8,13 @@
 //   weights = 2^(scale · log2 e · scores - max), and their sum in a fixed order of lanes
 //   result [rows, E] = weights · values       sums over positions in ascending order
 //
-// and the results of partitions are merged in ascending order. A row takes part up to its own
-// position and not one further: nothing is masked by multiplying with zero, and its bits depend
-// neither on the other rows of the item nor on who computed which partition.
+// and the results of partitions are merged in ascending order. A row takes part from the first
+// position in its window up to its own and not one further: nothing is masked by multiplying with
+// zero, and its bits depend neither on the other rows of the item nor on who computed which
+// partition. Table entries before the window of an item's first row are not followed.
 //
-// Bytes of a decoded token: 4 E Hk for each position. Operations: 4 E Hq for each row and position.
+// Bytes of a decoded token: 4 E Hk for each position seen. Operations: 4 E Hq for each row and
+// position that it sees.
 // Source: Kwon et al. 2023 (arXiv:2309.06180); Milakov & Gimelshein 2018 (arXiv:1805.02867).
 #include "octavo/paging.h"
 #include "vector.h"
@@ -60,10 +62,17 @@ struct Item {
   Index head;
   Index first;  // row of the batch
   Index tokens;
-  Index position;    // of the first token
-  Index partitions;  // that the last token sees
-  float* results;    // when it is cut into runs: [partitions][rows] of records
-  Index missing;     // partitions not yet computed
+  Index position;  // of the first token
+  Index begin;     // partitions begin … end - 1 are seen
+  Index end;
+  float* results;  // when it is cut into runs: [end - begin][rows] of records
+  Index missing;   // partitions not yet computed
+};
+
+// Of one partition the positions that a row sees, counted from its first one: first … last - 1.
+struct Seen {
+  Index first;
+  Index last;
 };
 
 // Partitions first … last - 1 of an item.
@@ -107,6 +116,7 @@ struct Ahead {
 };
 
 Index smaller(Index a, Index b) { return a < b ? a : b; }
+Index within(Index value, Index high) { return value < 0 ? 0 : smaller(value, high); }
 Index padded(Index size, Index step) { return (size + step - 1) / step * step; }
 
 // 2^x for x up to a little over 0; 0 below -126, NaN stays NaN. Polynomial of degree 6 for 2^f,
@@ -168,12 +178,12 @@ OCTAVO_INLINE void fetch(const Bf16* from, Index elements) {
   for (Index i = 0; i < elements; i += 32) __builtin_prefetch(from + i, 0, 2);
 }
 
-// scores[r][16 t …] = queries[r] · keys of tile t. Fetches tiles `ahead`, if not null.
+// scores[r][16 t …] = queries[r] · keys of tile t, from tile `t` on. Fetches tiles `ahead`, if not
+// null.
 template <int R>
-void score(const float* queries, Index head_dim, const Bf16* const* keys, Index tiles,
+void score(const float* queries, Index head_dim, const Bf16* const* keys, Index t, Index tiles,
            float* scores, const Bf16* const* ahead) {
   constexpr int C = beside(R);
-  Index t = 0;
   for (; t + C <= tiles; t += C) {
     for (int c = 0; ahead != nullptr && c < C; ++c) fetch(ahead[t + c], TILE * head_dim);
     score_tiles<R, C>(queries, head_dim, keys + t, scores + t * TILE);
@@ -184,18 +194,20 @@ void score(const float* queries, Index head_dim, const Bf16* const* keys, Index 
   }
 }
 
-// Scores of the first `count` positions become weights relative to their maximum; result[0] is the
-// maximum, in powers of two, result[1] the sum of the weights. What lies after them is not used.
-void weigh(float* scores, Index count, float scale, float* result) {
+// Scores of the positions seen become weights relative to their maximum; result[0] is the maximum,
+// in powers of two, result[1] the sum of the weights. What lies before and after is not used.
+void weigh(float* scores, Seen seen, float scale, float* result) {
+  const Index count = seen.last, begin = seen.first / LANES * LANES;
   Floats lane = {};
   for (int i = 0; i < LANES; ++i) lane[i] = static_cast<float>(i);
   const Floats lowest = splat(-__builtin_inff());
+  for (Index i = begin; i < seen.first; ++i) scores[i] = -__builtin_inff();
   for (Index i = count; i < padded(count, LANES); ++i) scores[i] = -__builtin_inff();
   Floats high = lowest;
-  for (Index i = 0; i < count; i += LANES) high = max(load(scores + i), high);
+  for (Index i = begin; i < count; i += LANES) high = max(load(scores + i), high);
   const float top = max(high) * scale;
   Floats total = {};
-  for (Index i = 0; i < count; i += LANES) {
+  for (Index i = begin; i < count; i += LANES) {  // -inf gives exactly zero
     const Floats weight = exp2_down(fma(load(scores + i), splat(scale), splat(-top)));
     const Floats kept = select(lane < splat(static_cast<float>(count - i)), weight, Floats{});
     store(scores + i, kept);
@@ -207,10 +219,14 @@ void weigh(float* scores, Index count, float scale, float* result) {
 
 template <int R, int C>
 OCTAVO_INLINE void blend_columns(const float* weights, const Bf16* const* values, Index stride,
-                                 Index tiles, Index column, float* results, Index record,
-                                 const Bf16* const* ahead) {
+                                 Index first, Index tiles, Index column, float* results,
+                                 Index record, const Bf16* const* ahead) {
   Floats sums[R][C * WIDTH] = {};
-  for (Index t = 0; t < tiles; ++t) {
+  for (int r = 0; first > 0 && r < R; ++r) {
+    for (int c = 0; c < C * WIDTH; ++c)
+      sums[r][c] = load(results + r * record + column + c * LANES);
+  }
+  for (Index t = first; t < tiles; ++t) {
     if (ahead != nullptr) fetch(ahead[t] + column * TILE, C * TILE * TILE);
     const Bf16* right[C];
 #pragma GCC unroll 4
@@ -226,64 +242,91 @@ OCTAVO_INLINE void blend_columns(const float* weights, const Bf16* const* values
   }
 }
 
-// results[r] = Σ weights[r][i] · values[i] over the positions of the first `tiles` tiles. Fetches
-// tiles `ahead`, if not null, a share with each block of columns.
+// results[r] = Σ weights[r][i] · values[i] over the positions of the first `tiles` tiles, or goes
+// on from what it holds of those before tile `first`. Fetches tiles `ahead`, if not null, a share
+// with each block of columns.
 template <int R>
-void blend(const float* weights, const Bf16* const* values, Index width, Index tiles,
+void blend(const float* weights, const Bf16* const* values, Index width, Index first, Index tiles,
            float* results, Index record, const Bf16* const* ahead) {
   constexpr int C = beside(R);
   Index column = 0;
   for (; column + C * TILE <= width; column += C * TILE) {
-    blend_columns<R, C>(weights, values, 2 * width, tiles, column, results, record, ahead);
+    blend_columns<R, C>(weights, values, 2 * width, first, tiles, column, results, record, ahead);
   }
   for (; column < width; column += TILE) {
-    blend_columns<R, 1>(weights, values, 2 * width, tiles, column, results, record, ahead);
+    blend_columns<R, 1>(weights, values, 2 * width, first, tiles, column, results, record, ahead);
   }
 }
 
-// Goes on with one row where `blend` ended, up to its own last position.
-void blend_rest(const float* weights, const Bf16* const* values, Index width, Index tiles,
-                Index count, float* result) {
+// One position of one row: `pair` is the pair of values that holds it, `odd` which of the two.
+OCTAVO_INLINE void blend_one(float weight, const Bf16* pair, Index odd, Floats (&sums)[1][WIDTH]) {
+  for (int w = 0; w < WIDTH; ++w) {
+    const Words words = load_words(pair + w * LANES * 2);
+    const Floats value = odd ? upper_bf16(words) : lower_bf16(words);
+    sums[0][w] = fma(splat(weight), value, sums[0][w]);
+  }
+}
+
+// What `blend` does, for some positions of one row: first … last - 1. Goes on from `result`.
+void blend_row(const float* weights, const Bf16* const* values, Index width, Index first,
+               Index last, float* result) {
   for (Index column = 0; column < width; column += TILE) {
     Floats sums[1][WIDTH];
     for (int w = 0; w < WIDTH; ++w) sums[0][w] = load(result + column + w * LANES);
-    for (Index i = tiles * TILE; i < count; i += TILE) {
-      const Bf16* right = values[i / TILE] + 2 * column;
-      const Index pairs = smaller(TILE, count - i) / 2;
-      multiply<1, 1>(weights + i, 0, &right, 2 * width, pairs, sums);
-      if (count - i >= TILE || count % 2 == 0) continue;
-      const Floats factor = splat(weights[count - 1]);
-      for (int w = 0; w < WIDTH; ++w) {
-        const Words words = load_words(right + pairs * 2 * width + w * LANES * 2);
-        sums[0][w] = fma(factor, lower_bf16(words), sums[0][w]);
+    for (Index i = first; i < last;) {
+      const Bf16* tile = values[i / TILE] + 2 * column;
+      const Index stop = smaller(last, (i / TILE + 1) * TILE);
+      if (i % 2 == 1) {
+        blend_one(weights[i], tile + i % TILE / 2 * 2 * width, 1, sums);
+        ++i;
+      }
+      const Bf16* right = tile + i % TILE / 2 * 2 * width;
+      const Index pairs = (stop - i) / 2;
+      if (pairs > 0) multiply<1, 1>(weights + i, 0, &right, 2 * width, pairs, sums);
+      i += 2 * pairs;
+      if (i < stop) {
+        blend_one(weights[i], right + pairs * 2 * width, 0, sums);
+        ++i;
       }
     }
     for (int w = 0; w < WIDTH; ++w) store(result + column + w * LANES, sums[0][w]);
   }
 }
 
-// One partition for R rows. `counts` says how many of its positions each row sees, in ascending
-// order and at least 0; rows that see none get no result.
+// One partition for R rows, of which each sees as much or a little further than the one before. The
+// tiles that all of them see are shared. Rows that see nothing get no result.
+//
+//     row 0       ▒▒██████████▒▒▒
+//     row 1        ▒██████████▒▒▒▒         █ shared tiles
+//     row 2         ██████████▒▒▒▒▒        ▒ row by row
 template <int R>
 void attend_rows(const Call& call, const Tiles& tiles, const Ahead& ahead, const float* queries,
-                 const Index* counts, float* scores, float* results) {
+                 const Seen* seen, float* scores, float* results) {
   const Index head_dim = call.args.pages.head_dim;
   const float scale = call.args.scale * 1.44269504f;  // log2 e
-  score<R>(queries, head_dim, tiles.keys, padded(counts[R - 1], TILE) / TILE, scores, ahead.values);
+  score<R>(queries, head_dim, tiles.keys, seen[0].first / TILE,
+           padded(seen[R - 1].last, TILE) / TILE, scores, ahead.values);
+  const Index first = padded(seen[R - 1].first, TILE), last = seen[0].last / TILE * TILE;
+  const bool shares = first < last;
   for (int r = 0; r < R; ++r) {
-    if (counts[r] > 0) weigh(scores + r * PARTITION, counts[r], scale, results + r * call.record);
+    if (seen[r].first >= seen[r].last) continue;
+    float *weights = scores + r * PARTITION, *result = results + r * call.record;
+    weigh(weights, seen[r], scale, result);
+    if (shares && first == 0) continue;
+    for (Index i = 0; i < call.width; ++i) result[RESULT_HEAD + i] = 0.0f;
+    blend_row(weights, tiles.values, call.width, seen[r].first, shares ? first : seen[r].last,
+              result + RESULT_HEAD);
   }
-  const Index common = counts[0] / TILE;
-  blend<R>(scores, tiles.values, call.width, common, results + RESULT_HEAD, call.record,
-           ahead.keys);
+  if (!shares) return;
+  blend<R>(scores, tiles.values, call.width, first / TILE, last / TILE, results + RESULT_HEAD,
+           call.record, ahead.keys);
   for (int r = 0; r < R; ++r) {
-    if (counts[r] == common * TILE) continue;
-    blend_rest(scores + r * PARTITION, tiles.values, call.width, common, counts[r],
-               results + r * call.record + RESULT_HEAD);
+    blend_row(scores + r * PARTITION, tiles.values, call.width, last, seen[r].last,
+              results + r * call.record + RESULT_HEAD);
   }
 }
 
-using AttendRows = void (*)(const Call&, const Tiles&, const Ahead&, const float*, const Index*,
+using AttendRows = void (*)(const Call&, const Tiles&, const Ahead&, const float*, const Seen*,
                             float*, float*);
 
 template <int R = 1>
@@ -296,10 +339,16 @@ AttendRows attend_rows_of(Index rows) {
 
 Index rows_of(const Call& call, const Item& item) { return item.tokens * call.group; }
 
-// How many positions of a partition the row sees, counted from its first one.
-Index seen(const Call& call, const Item& item, Index row, Index partition) {
-  const Index count = item.position + row / call.group + 1 - partition * PARTITION;
-  return count < 0 ? 0 : smaller(count, PARTITION);
+// The first position that whoever stands at `position` sees.
+Index window_start(const Call& call, Index position) {
+  const Index window = call.args.window;
+  return window == 0 || window > position ? 0 : position + 1 - window;
+}
+
+Seen seen(const Call& call, const Item& item, Index row, Index partition) {
+  const Index position = item.position + row / call.group, start = partition * PARTITION;
+  return {within(window_start(call, position) - start, PARTITION),
+          within(position + 1 - start, PARTITION)};
 }
 
 void gather_queries(const Call& call, const Item& item, float* queries) {
@@ -317,9 +366,10 @@ Tiles find_tiles(const Call& call, const Item& item, Index partition) {
   const PagesView& pages = call.args.pages;
   const Index tile = TILE * pages.head_dim, run = pages.block_size * pages.head_dim;
   const std::int32_t* table = pages.table + item.sequence * pages.table_width;
-  const Index count = seen(call, item, rows_of(call, item) - 1, partition);
+  const Index first = seen(call, item, 0, partition).first;
+  const Index last = seen(call, item, rows_of(call, item) - 1, partition).last;
   Tiles tiles = {};
-  for (Index t = 0; t * TILE < count; ++t) {
+  for (Index t = first / TILE; t * TILE < last; ++t) {
     const Index position = partition * PARTITION + t * TILE;
     const Bf16* page = pages.pool + table[position / pages.block_size] * pages.block_stride;
     tiles.keys[t] = page + item.head * run + position % pages.block_size / TILE * tile;
@@ -330,8 +380,9 @@ Tiles find_tiles(const Call& call, const Item& item, Index partition) {
 
 // Copies the tiles of values to tiles padded with zeros to whole blocks of columns.
 void widen_values(Tiles& tiles, Index head_dim, Index width, Bf16* to) {
-  for (Index t = 0; t < PARTITION_TILES && tiles.values[t] != nullptr; ++t) {
+  for (Index t = 0; t < PARTITION_TILES; ++t) {
     const Bf16* from = tiles.values[t];
+    if (from == nullptr) continue;
     tiles.values[t] = to;
     for (Index pair = 0; pair < TILE / 2; ++pair, from += 2 * head_dim, to += 2 * width) {
       for (Index i = 0; i < 2 * width; ++i) to[i] = i < 2 * head_dim ? from[i] : Bf16{0};
@@ -348,10 +399,10 @@ void attend_partition(const Call& call, const Item& item, Index partition, const
   Ahead ahead = {tiles.values, next.keys[PARTITION_TILES - 1] == nullptr ? nullptr : next.keys};
   for (Index row = 0; row < rows; row += chunk_rows) {
     const Index some = smaller(chunk_rows, rows - row);
-    Index counts[MOST_ROWS] = {};
-    for (Index r = 0; r < some; ++r) counts[r] = seen(call, item, row + r, partition);
-    if (counts[some - 1] == 0) continue;
-    attend_rows_of(some)(call, tiles, ahead, bench.queries + row * call.args.pages.head_dim, counts,
+    Seen each[MOST_ROWS] = {};
+    for (Index r = 0; r < some; ++r) each[r] = seen(call, item, row + r, partition);
+    if (each[some - 1].last == 0 || each[0].first == PARTITION) continue;
+    attend_rows_of(some)(call, tiles, ahead, bench.queries + row * call.args.pages.head_dim, each,
                          bench.scores, results + row * call.record);
     ahead = {};
   }
@@ -391,10 +442,11 @@ void merge(float* total, const float* result, Index width) {
 void merge_partition(const Call& call, const Item& item, Index partition, const float* results,
                      float* totals) {
   for (Index row = 0; row < rows_of(call, item); ++row) {
-    if (seen(call, item, row, partition) == 0) continue;
+    const Seen part = seen(call, item, row, partition);
+    if (part.first >= part.last) continue;
     float* total = totals + row * call.record;
     const float* result = results + row * call.record;
-    if (partition == 0) {
+    if (partition == window_start(call, item.position + row / call.group) / PARTITION) {
       __builtin_memcpy(total, result, static_cast<std::size_t>(call.record) * sizeof(float));
     } else {
       merge(total, result, call.width);
@@ -435,7 +487,7 @@ void attend_item(void* state, Index piece, int thread) {
   const Item& item = call.items[piece];
   const Bench bench = bench_of(call, item, thread);
   attend_partitions(
-      call, item, 0, item.partitions, bench, [&](Index) { return bench.results; },
+      call, item, item.begin, item.end, bench, [&](Index) { return bench.results; },
       [&](Index partition) {
         merge_partition(call, item, partition, bench.results, bench.totals);
       });
@@ -451,11 +503,13 @@ void attend_run(void* state, Index piece, int thread) {
   const Index floats = rows_of(call, item) * call.record;
   attend_partitions(
       call, item, run.first, run.last, bench,
-      [&](Index partition) { return item.results + partition * floats; }, [](Index) {});
+      [&](Index partition) { return item.results + (partition - item.begin) * floats; },
+      [](Index) {});
   const Index computed = run.last - run.first;
   if (__atomic_sub_fetch(&item.missing, computed, __ATOMIC_ACQ_REL) != 0) return;
-  for (Index partition = 0; partition < item.partitions; ++partition) {
-    merge_partition(call, item, partition, item.results + partition * floats, bench.totals);
+  for (Index partition = item.begin; partition < item.end; ++partition) {
+    merge_partition(call, item, partition, item.results + (partition - item.begin) * floats,
+                    bench.totals);
   }
   write_out(call, item, bench.totals);
 }
@@ -487,8 +541,9 @@ OCTAVO_INLINE void each_item(const Call& call, Visit visit) {
         item.first = start + block * most;
         item.tokens = smaller(most, stop - item.first);
         item.position = batch.positions[item.first];
-        item.partitions = padded(item.position + item.tokens, PARTITION) / PARTITION;
-        item.missing = item.partitions;
+        item.begin = window_start(call, item.position) / PARTITION;
+        item.end = padded(item.position + item.tokens, PARTITION) / PARTITION;
+        item.missing = item.end - item.begin;
         visit(item);
       }
     }
@@ -500,9 +555,10 @@ Sizes measure(const Call& call) {
   each_item(call, [&](const Item& item) {
     const Index rows = rows_of(call, item);
     sizes.items += 1;
-    sizes.partitions += item.partitions;
-    sizes.floats += item.partitions * rows * call.record;
-    sizes.products += rows * (item.position + item.tokens) * call.width;
+    sizes.partitions += item.missing;
+    sizes.floats += item.missing * rows * call.record;
+    const Index positions = item.position + item.tokens - window_start(call, item.position);
+    sizes.products += rows * positions * call.width;
   });
   return sizes;
 }
@@ -530,9 +586,9 @@ Index list_runs(Call& call, const Sizes& sizes, Index length) {
   each_item(call, [&](const Item& made) {
     *item = made;
     item->results = results;
-    results += made.partitions * rows_of(call, made) * call.record;
-    for (Index first = 0; first < made.partitions; first += length) {
-      *run++ = {item, first, smaller(first + length, made.partitions)};
+    results += made.missing * rows_of(call, made) * call.record;
+    for (Index first = made.begin; first < made.end; first += length) {
+      *run++ = {item, first, smaller(first + length, made.end)};
     }
     ++item;
   });

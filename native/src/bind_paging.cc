@@ -13,17 +13,19 @@ void require(bool holds, const std::string& message) {
   if (!holds) throw nb::value_error(message.c_str());
 }
 
-// The arrays of a step and of a layer's pages, checked against each other.
+// The arrays of a step and of a layer's pages, checked against each other. Of the tables only those
+// entries are followed that a row can see which sees the last `window` positions (0: all).
 class Step {
  public:
   Step(nb::handle rows, nb::tuple batch_arrays, nb::handle pages_array, Index layer,
-       nb::handle block_table, Access rows_access, Access pages_access)
+       nb::handle block_table, Index window, Access rows_access, Access pages_access)
       : qkv(rows, "qkv", FLOAT32, 2, rows_access),
         positions(batch_arrays[0], "batch.positions", INT32, 1, Access::read),
         query_start(batch_arrays[1], "batch.query_start", INT32, 1, Access::read),
         context(batch_arrays[2], "batch.context", INT32, 1, Access::read),
         pool(pages_array, "kv.pool", BFLOAT16, 6, pages_access),
-        table(block_table, "kv.table", INT32, 2, Access::read) {
+        table(block_table, "kv.table", INT32, 2, Access::read),
+        window_(window) {
     const Index layers = pool.size(1), tiles = pool.size(4);
     kv_heads = pool.size(3);
     head_dim = pool.size(5) / PANEL;
@@ -79,20 +81,26 @@ class Step {
       require(view.positions[row] == length - stop + row,
               "batch.positions must be consecutive and end at context - 1");
     }
+    if (start == stop) return;
     const Index used = (length + block_size - 1) / block_size;
+    const Index oldest = length - (stop - start);  // the position of the first row
+    const Index first = window_ == 0 || window_ > oldest ? 0 : oldest + 1 - window_;
     require(used <= table.size(1),
             "kv.table has no room for a context of " + std::to_string(length) + " positions");
     const std::int32_t* blocks = table.as<const std::int32_t>() + sequence * table.size(1);
     const std::uint32_t limit = static_cast<std::uint32_t>(pool.size(0));
     bool inside = true;
-    for (Index i = 0; i < used; ++i) inside &= static_cast<std::uint32_t>(blocks[i]) < limit;
+    for (Index i = first / block_size; i < used; ++i)
+      inside &= static_cast<std::uint32_t>(blocks[i]) < limit;
     require(inside, "kv.table names a block outside the pool");
   }
+
+  const Index window_;
 };
 
 void rope_write_kv(Backend& backend, nb::handle qkv, nb::tuple batch, nb::handle cos,
                    nb::handle sin, nb::handle pool, Index layer, nb::handle table) {
-  const Step step(qkv, batch, pool, layer, table, Access::write, Access::write);
+  const Step step(qkv, batch, pool, layer, table, 1, Access::write, Access::write);
   RopeArgs args{step.qkv.as<float>(), step.heads, nullptr, nullptr, 0, step.batch(), step.pages()};
   const auto write = [&] {
     backend.run(
@@ -116,14 +124,20 @@ void rope_write_kv(Backend& backend, nb::handle qkv, nb::tuple batch, nb::handle
 }
 
 void paged_attention(Backend& backend, nb::handle qkv, nb::tuple batch, nb::handle pool,
-                     Index layer, nb::handle table, nb::handle out, float scale) {
-  const Step step(qkv, batch, pool, layer, table, Access::read, Access::read);
+                     Index layer, nb::handle table, nb::handle out, float scale, Index window) {
+  require(window >= 0, "window must be at least 1, or 0 for none, it is " + std::to_string(window));
+  const Step step(qkv, batch, pool, layer, table, window, Access::read, Access::read);
   const Array to(out, "out", FLOAT32, 2, Access::write);
   to.expect(0, step.qkv.size(0));
   to.expect(1, step.heads * step.head_dim);
   require(scale > 0, "scale must be positive, it is " + std::to_string(scale));
-  const AttentionArgs args{
-      step.qkv.as<const float>(), step.heads, scale, step.batch(), step.pages(), to.as<float>()};
+  const AttentionArgs args{step.qkv.as<const float>(),
+                           step.heads,
+                           scale,
+                           window,
+                           step.batch(),
+                           step.pages(),
+                           to.as<float>()};
   backend.run(
       [&](const Kernels& kernels, Pool& threads) { kernels.paged_attention(args, threads); });
 }

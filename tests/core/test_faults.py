@@ -17,6 +17,7 @@ from octavo.core.invariants import check
 from octavo.core.plan import RowFailed, Span, StepResult
 from octavo.core.prefix_cache import Context, Fate, Prefix
 from octavo.core.request import Request
+from octavo.core.windows import Windows
 from octavo.errors import ConfigError
 from octavo.simulate.oracle import answer_alone
 from octavo.units import ceil_div
@@ -79,6 +80,30 @@ def test_B002_a_block_that_is_written_again_is_no_longer_found(random: Random) -
     assert isinstance(admitted, Admitted)
     assert admitted.cached_tokens == 0
     serving.assert_at_rest()
+
+
+@pytest.mark.parametrize("windows", [(8,), (None, 8)])
+@pytest.mark.parametrize("cached", [True, False])
+def test_B001_branches_that_share_give_back_what_has_left_the_window_once(
+    random: Random, windows: Windows, cached: bool
+) -> None:
+    """B001: a shared block was counted once a slot, and released again when both had ended.
+
+    `Serving` audits after every call that each count is the number of distinct owners.
+    """
+    serving = Serving(Setup(blocks=40, block_size=4, windows=windows, cached=cached))
+    for round_ in range(20):
+        name = f"round {round_}"
+        serving.submit(request(name, prompt(random, 6), 14, branches=2, sampling=DRAWN))
+        serving.step()
+        serving.step()
+        one, two = serving.scheduler.running
+        assert one.tables[0][0] == two.tables[0][0]
+        assert serving.scheduler.manager.pool.references(one.tables[0][0]) == 2
+        serving.finish()
+        receipts = [finished(serving, branch).receipt for branch in (name, f"{name}#1")]
+        bound = sum(5 if window is None else 4 for window in windows)
+        assert all(receipt.peak_blocks <= bound for receipt in receipts)
 
 
 @pytest.mark.parametrize("cached", [True, False])

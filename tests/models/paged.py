@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.models.decoder import Decoder
-from octavo.ops.api import F32, Batch
+from octavo.ops.api import F32, TILE_TOKENS, Batch
 from octavo.units import ceil_div
 
 
@@ -35,13 +35,24 @@ class PagedSequences:
     ) -> None:
         self._decoder = decoder
         counts = [ceil_div(length, block_size) for length in lengths]
-        blocks = sum(counts) + 2
         layout = decoder.spec.kv_layout(block_size)
+        groups = decoder.spec.groups
+        blocks = len(groups) * sum(counts) + 2
         self._pool = np.full((blocks, *layout.shape), np.nan, dtype)
-        self._tables = np.zeros((len(lengths), max(counts)), np.int32)
+        self._tables = np.zeros((len(groups), len(lengths), max(counts)), np.int32)
         ids = rng.permutation(blocks).astype(np.int32)
-        for table, count in zip(self._tables, counts, strict=True):
-            table[:count], ids = ids[:count], ids[count:]
+        for tables in self._tables:
+            for table, count in zip(tables, counts, strict=True):
+                table[:count], ids = ids[:count], ids[count:]
+
+    def give_back(self, sequence: int, start: int) -> None:
+        """What no position from `start` on sees is lost: blocks hold NaN, their entries say -1."""
+        block_size = self._pool.shape[-2] * TILE_TOKENS
+        for group, tables in zip(self._decoder.spec.groups, self._tables, strict=True):
+            first = 0 if group.window is None else max(0, start + 1 - group.window)
+            gone = tables[sequence, : first // block_size]
+            self._pool[gone[gone >= 0]] = np.nan
+            gone[:] = -1
 
     def step(self, parts: Sequence[Part]) -> list[F32]:
         """One forward pass; the logits of every position of each part."""
@@ -53,7 +64,10 @@ class PagedSequences:
             positions=np.concatenate(positions).astype(np.int32),
             query_start=np.cumsum([0, *lengths]).astype(np.int32),
             context=(starts + lengths).astype(np.int32),
-            tables=(np.ascontiguousarray(self._tables[[part.sequence for part in parts]]),),
+            tables=tuple(
+                np.ascontiguousarray(tables[[part.sequence for part in parts]])
+                for tables in self._tables
+            ),
             logit_rows=np.arange(sum(lengths), dtype=np.int32),
         )
         logits = self._decoder.forward(batch, self._pool).copy()

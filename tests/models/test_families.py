@@ -155,7 +155,7 @@ def test_llama(tmp_path: Path) -> None:
         qkv_bias=False,
         output_bias=False,
         ffn_bias=False,
-        groups=(LayerGroup(kind="full", window=None, layers=tuple(range(16))),),
+        groups=(LayerGroup(window=None, layers=tuple(range(16))),),
         bos_id=128_000,
         eos_ids=(128_001, 128_008, 128_009),
         stored_as="F16",

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.ops.api import F32, Batch, KVLayout, KVPages, Ops, Rope
+from octavo.ops.reference import write_token
 from octavo.units import ceil_div
 
 NEVER = np.iinfo(np.int32).max // 2
@@ -70,15 +71,34 @@ class PagedStories:
         pages = KVPages(pool=self.pool, layout=self.layout, layer=self.layer, table=table)
         return np.ascontiguousarray(np.concatenate(rows)), batch, pages
 
+    def give_back(self, story: int, first: int, entry: int = NEVER) -> None:
+        """What stands before position `first` is lost: whole blocks, whose table entries say
+        `entry` now, and the positions before it in the block that it stands in."""
+        index, offset = divmod(first, self.layout.block_size)
+        for block in self.tables[story][:index]:
+            if 0 <= block < len(self.pool):
+                self.pool[block, self.layer] = np.nan
+        self.tables[story][:index] = entry
+        lost = np.full((self.layout.kv_heads, self.layout.head_dim), np.nan)
+        for slot in range(offset):
+            block = int(self.tables[story][index])
+            write_token(self.pool, self.layout, block, self.layer, slot, lost, lost)
+
     def attend(
-        self, ops: Ops, parts: Sequence[Part], *, scale: float, rope: Rope | None = None
+        self,
+        ops: Ops,
+        parts: Sequence[Part],
+        *,
+        scale: float,
+        rope: Rope | None = None,
+        window: int | None = None,
     ) -> list[F32]:
         """Write the KV of `parts` and attend, in one step; the output rows of each part."""
         qkv, batch, pages = self.batch(parts)
         query_heads = qkv.shape[1] // self.layout.head_dim - 2 * self.layout.kv_heads
         out = np.full((len(qkv), query_heads * self.layout.head_dim), np.nan, np.float32)
         ops.rope_write_kv(qkv, batch, rope, pages)
-        ops.paged_attention(qkv, batch, pages, out, scale=scale)
+        ops.paged_attention(qkv, batch, pages, out, scale=scale, window=window)
         return np.split(out, batch.query_start[1:-1])
 
 

@@ -40,6 +40,7 @@ struct AttentionArgs {
   const float* qkv;  // [T, (Hq + 2 Hk) · E]
   Index heads;       // Hq
   float scale;       // > 0
+  Index window;      // positions that a row sees, its own the last of them; 0: all
   BatchView batch;
   PagesView pages;
   float* out;  // [T, Hq · E]

@@ -19,7 +19,7 @@ from octavo.core.policy import Yielding, swap_or_recompute
 from octavo.core.prefix_cache import Fate, Prefix, PrefixCache
 from octavo.core.sequence import Sequence
 from octavo.core.swap import HostArena
-from octavo.core.windows import Windows, blocks_for, first_held, longest_chunk
+from octavo.core.windows import Windows, blocks_for, first_held, first_needed, longest_chunk
 from octavo.units import ceil_div
 
 
@@ -325,7 +325,7 @@ class BlockManager:
     def _held(self, parent: Parent, upto: int) -> _Found:
         """What `parent` holds of the first `upto` positions; nothing if it gave back some that
         whoever goes on from there needs."""
-        firsts = [first_held(window, upto, self.block_size) for window in self.windows]
+        firsts = [first_needed(window, upto, self.block_size) for window in self.windows]
         if any(table.first > first for table, first in zip(parent.tables, firsts, strict=True)):
             return _Found((), 0)
         count = ceil_div(upto, self.block_size)
@@ -335,7 +335,7 @@ class BlockManager:
     def _columns(self, entries: Items[Items[int]], start: int) -> list[tuple[int, ...]]:
         """The head of a table for each layer group: of the blocks that were found those that
         whoever computes from `start` on needs."""
-        firsts = [first_held(window, start, self.block_size) for window in self.windows]
+        firsts = [first_needed(window, start, self.block_size) for window in self.windows]
         return [
             (*[ABSENT] * first, *(entry[group] for entry in entries[first:]))
             for group, first in enumerate(firsts)
@@ -659,7 +659,8 @@ class BlockManager:
     def published(self, nodes: Items[Prefix]) -> set[int] | None:
         """The blocks in which a sequence that begins with `nodes` would find them; None if it would
         not find all."""
-        if self._cache is None or self._cache.match(nodes, len(nodes)) < len(nodes):
+        newest = len(nodes) * self.block_size - 1
+        if self._cache is None or self._cache.match(nodes, len(nodes), newest) < len(nodes):
             return None
         return {block for block in chain.from_iterable(self._needed(nodes)) if block != ABSENT}
 
@@ -673,8 +674,10 @@ class BlockManager:
         return tables
 
     def _needed(self, nodes: Items[Prefix]) -> list[tuple[int, ...]]:
-        """What whoever has computed all of `nodes` needs of their blocks, a layer group each."""
-        return self._columns([node.blocks for node in nodes], len(nodes) * self.block_size)
+        """What whoever computes the last position of `nodes` needs of their blocks, a layer group
+        each."""
+        newest = len(nodes) * self.block_size - 1
+        return self._columns([node.blocks for node in nodes], newest)
 
     def let_go(self, tables: Items[BlockTable]) -> int:
         """Give back what a hold has; returns how many blocks are available again."""

@@ -6,7 +6,7 @@ from octavo.core.block_table import ABSENT, BlockTable
 from octavo.core.plan import StepPlan
 from octavo.core.scheduler import Scheduler
 from octavo.core.sequence import NO_ROW, State
-from octavo.core.windows import first_held
+from octavo.core.windows import first_held, first_needed
 from octavo.units import ceil_div
 
 
@@ -75,7 +75,7 @@ def _check_holds(scheduler: Scheduler) -> None:
     assert pool.yielding == yielding, f"{pool.yielding} blocks yield, not {yielding}"
     for hold in scheduler.holds:
         for table, window in zip(hold.tables, scheduler.manager.windows, strict=True):
-            _check_held(hold.id, table, window, len(hold.tokens), size)
+            _check_held(hold.id, table, first_held(window, len(hold.tokens), size))
             assert len(table) == ceil_div(len(hold.tokens), size), f"{hold.id}: table length"
     assert scheduler.holds.pinned_blocks <= pool.total
 
@@ -91,8 +91,10 @@ def _check_sequences(scheduler: Scheduler) -> None:
         covered = max(sequence.scheduled, sequence.computed)
         windows = scheduler.manager.windows
         for table, window in zip(sequence.tables, windows, strict=True):
-            there = max(sequence.computed, sequence.restored)
-            _check_held(sequence.id, table, window, there, size)
+            first = first_held(window, sequence.computed, size)
+            if sequence.computed <= sequence.restored:
+                first = first_needed(window, sequence.restored, size)
+            _check_held(sequence.id, table, first)
             assert len(table) >= ceil_div(covered, size), f"{sequence.id}: table too short"
             assert len(table) <= ceil_div(sequence.length, size), f"{sequence.id}: table too long"
             live = [block for _, block in table.live()]
@@ -113,15 +115,11 @@ def _check_followers(scheduler: Scheduler) -> None:
         assert follower.state in (State.WAITING, State.FINISHED), f"{follower.id} follows and runs"
 
 
-def _check_held(
-    owner: str, table: BlockTable, window: int | None, computed: int, size: int
-) -> None:
+def _check_held(owner: str, table: BlockTable, first: int) -> None:
     """Nothing was given back too early or too late."""
-    first = first_held(window, computed, size)
     absent = [index for index, block in enumerate(table.blocks) if block == ABSENT]
     assert absent == list(range(first)), (
-        f"{owner}: entries {absent} are absent with {computed} positions computed and a window of"
-        f" {window}, not the first {first}"
+        f"{owner}: entries {absent} are absent, not the first {first}"
     )
     assert table.first == first, f"{owner}: the first live entry is not {table.first}"
 

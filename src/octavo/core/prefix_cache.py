@@ -24,7 +24,7 @@ from typing import Literal, NewType
 from weakref import WeakValueDictionary
 
 from octavo.core.block_table import ABSENT
-from octavo.core.windows import Windows, first_held
+from octavo.core.windows import Windows, first_needed
 from octavo.units import common_length
 
 BlockKey = NewType("BlockKey", bytes)
@@ -146,8 +146,8 @@ class PrefixCache:
     def match(self, chain: Sequence[Prefix], limit: int, most: int | None = None) -> int:
         """How many of the first `limit` nodes of `chain` a sequence can go on from.
 
-        Each layer group has the blocks that are needed by whoever has so many positions, or `most`
-        if that is less: all, or the last ones where there is a window.
+        Each layer group has the blocks that are needed by whoever goes on from there, or from
+        position `most` if that is before: all, or the last ones where there is a window.
 
         Cost     O(nodes).
         """
@@ -163,8 +163,8 @@ class PrefixCache:
     def _gap(self, chain: Sequence[Prefix], count: int, most: int | None) -> int | None:
         """The last of `count` nodes that lacks a block which a window reaches."""
         positions = count * self._block_size
-        computed = positions if most is None else min(positions, most)
-        needs = [(g, first_held(window, computed, self._block_size)) for g, window in self._sliding]
+        start = positions if most is None else min(positions, most)
+        needs = [(g, first_needed(window, start, self._block_size)) for g, window in self._sliding]
         for index in reversed(range(count)):
             blocks = chain[index].blocks
             needs = [(group, first) for group, first in needs if first <= index]

@@ -1,14 +1,14 @@
 """Windows: what of a sequence each layer group still needs, and how many blocks that takes.
 
-A layer group sees all positions (None) or the last `window` ones, its own among them. Of the
-positions computed a sliding group holds the last `window`, one more than the next position sees:
-then a branch can still compute the newest one again. Blocks before those are given back.
+A position sees all before it (None), or the last `window`, itself among them. A group with a
+window holds what the newest computed position sees: a branch may still compute that one again. The
+blocks before are given back.
 
-    block size 4, window 8, 21 positions computed
+    block size 4, window 8, positions 0–20 computed
 
     positions    0–3   4–7   8–11  12–15  16–19  20–23
     table         -1    -1    -1     7      2      9
-                  given back         └─ positions 13–20 ─┘ and room for the next three
+                  given back          └ 20 sees 13–20 ┘    and room for the next three
 
 While a chunk is computed the group holds the window and the chunk.
 """
@@ -19,13 +19,18 @@ Windows = tuple[int | None, ...]
 """One window, or None, a layer group."""
 
 
+def first_needed(window: int | None, start: int, block_size: int) -> int:
+    """The first table entry that is needed by whoever computes positions from `start` on."""
+    return 0 if window is None else max(0, start + 1 - window) // block_size
+
+
 def first_held(window: int | None, computed: int, block_size: int) -> int:
-    """The first table entry that is still needed when `computed` positions are there.
+    """The first table entry that is held when `computed` positions are there.
 
     >>> first_held(8, 21, 4)
     3
     """
-    return 0 if window is None else max(0, computed - window) // block_size
+    return first_needed(window, computed - 1, block_size)
 
 
 def most_held(window: int | None, positions: int, chunk: int, block_size: int) -> int:

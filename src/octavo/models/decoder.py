@@ -66,20 +66,23 @@ class Decoder:
         x = self._residual[:tokens]
         ops.embed(weights.embedding, batch.tokens, x)
         layout = self.spec.kv_layout(pool.shape[-2] * TILE_TOKENS)
-        for layer, (group, index) in zip(weights.layers, self._places, strict=True):
-            self._layer(layer, x, batch, KVPages(pool, layout, index, batch.tables[group]))
+        for layer, (group, index, window) in zip(weights.layers, self._places, strict=True):
+            pages = KVPages(pool, layout, index, batch.tables[group])
+            self._layer(layer, x, batch, pages, window)
         last, logits = self._rows[:rows], self._logits[:rows]
         ops.take_rows(x, batch.logit_rows, last)
         ops.linear(last, weights.head, logits, norm=weights.final_norm)
         return logits
 
-    def _layer(self, layer: LayerWeights, x: F32, batch: Batch, kv: KVPages) -> None:
+    def _layer(
+        self, layer: LayerWeights, x: F32, batch: Batch, kv: KVPages, window: int | None
+    ) -> None:
         """Attention, then the feed-forward network, each added into `x`."""
         ops, spec, tokens = self.ops, self.spec, len(x)
         qkv, attended, ffn = self._qkv[:tokens], self._attended[:tokens], self._ffn[:tokens]
         ops.linear(x, layer.qkv, qkv, norm=layer.attention_norm, bias=layer.qkv_bias)
         ops.rope_write_kv(qkv, batch, self._rope, kv)
-        ops.paged_attention(qkv, batch, kv, attended, scale=spec.attention_scale)
+        ops.paged_attention(qkv, batch, kv, attended, scale=spec.attention_scale, window=window)
         ops.linear(attended, layer.output, x, bias=layer.output_bias, add=True)
         ops.linear(
             x,
@@ -92,10 +95,10 @@ class Decoder:
         ops.linear(ffn, layer.down, x, bias=layer.down_bias, add=True)
 
 
-def _places(spec: ModelSpec) -> tuple[tuple[int, int], ...]:
-    """For each layer its group, and its place among the layers of that group."""
+def _places(spec: ModelSpec) -> tuple[tuple[int, int, int | None], ...]:
+    """For each layer its group, its place among the layers of that group, and its window."""
     places = {
-        layer: (group, index)
+        layer: (group, index, members.window)
         for group, members in enumerate(spec.groups)
         for index, layer in enumerate(members.layers)
     }

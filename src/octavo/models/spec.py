@@ -1,25 +1,25 @@
 """What a network is, as data: everything the decoder switches on, and nothing about weights."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from octavo.errors import ModelFileError
 from octavo.ops.api import Activation, KVLayout, Rope
+from octavo.units import ceil_div
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerGroup:
     """Layers that share a kind of attention, and so one block table a sequence.
 
-    `window` is the number of positions a query sees in a sliding group, None in a full one. All
-    groups of a model have the same number of layers, so that their blocks have the same bytes.
+    `window` is the number of positions a query sees, its own among them; None for all. Blocks of
+    all groups have the same bytes: room for the layers of the largest group.
     """
 
-    kind: Literal["full", "sliding"]
     window: int | None
     layers: tuple[int, ...]
 
@@ -146,7 +146,7 @@ class ModelSpec:
     def kv_layout(self, block_size: int) -> KVLayout:
         """How one block lies in memory; the same for every layer group."""
         return KVLayout(
-            layers=len(self.groups[0].layers),
+            layers=max(len(group.layers) for group in self.groups),
             kv_heads=self.kv_heads,
             head_dim=self.head_dim,
             block_size=block_size,
@@ -155,4 +155,35 @@ class ModelSpec:
 
 def full_attention(layers: int) -> tuple[LayerGroup, ...]:
     """The groups of a uniform model: one, all of whose layers see every position."""
-    return (LayerGroup(kind="full", window=None, layers=tuple(range(layers))),)
+    return layer_groups([None] * layers)
+
+
+def layer_groups(windows: Sequence[int | None]) -> tuple[LayerGroup, ...]:
+    """The groups of a model whose layers see so many positions each, None for all.
+
+    Layers of one kind are cut into groups of equal size, in order. The kind that sees furthest
+    fills its groups, since their blocks stay for as long as a sequence runs; of the sizes that
+    allow this the largest is taken with which at most an eighth of all places stay empty.
+
+    >>> [len(group.layers) for group in layer_groups([512] * 29 + [None] * 5)]
+    [5, 5, 5, 5, 5, 5, 4]
+    """
+    kinds: dict[int | None, list[int]] = {}
+    for layer, window in enumerate(windows):
+        kinds.setdefault(window, []).append(layer)
+    order = sorted(kinds, key=lambda window: (window is not None, -(window or 0)))
+    furthest = len(kinds[order[0]])
+    sizes = [size for size in range(furthest, 0, -1) if furthest % size == 0]
+    size = next(size for size in sizes if _is_roomy(list(kinds.values()), size))
+    return tuple(
+        LayerGroup(window=window, layers=tuple(kinds[window][start : start + size]))
+        for window in order
+        for start in range(0, len(kinds[window]), size)
+    )
+
+
+def _is_roomy(kinds: Sequence[Sequence[int]], size: int) -> bool:
+    """Whether few enough places are empty in groups of this size."""
+    layers = sum(map(len, kinds))
+    places = sum(size * ceil_div(len(of_kind), size) for of_kind in kinds)
+    return 8 * (places - layers) <= places

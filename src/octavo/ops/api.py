@@ -76,7 +76,8 @@ class KVPages:
     """The pages of one layer, as an op sees them.
 
     `pool` is the whole pool `[blocks, *layout.shape]`; `layer` counts within the layer group;
-    `table` is the block table of each sequence in the batch, int32 `[S, W]`.
+    `table` is the block table of each sequence in the batch, int32 `[S, W]`. Entries that nobody
+    needs any more may say anything.
     """
 
     pool: BF16
@@ -233,15 +234,24 @@ class Ops(Protocol):
         """
 
     def paged_attention(
-        self, qkv: F32, batch: Batch, kv: KVPages, out: F32, *, scale: float
+        self,
+        qkv: F32,
+        batch: Batch,
+        kv: KVPages,
+        out: F32,
+        *,
+        scale: float,
+        window: int | None = None,
     ) -> None:
-        """Causal attention of each row over positions 0 … its own, read through the table.
+        """Causal attention of each row over positions 0 … its own, read through the table; with a
+        `window`, at least 1, over the last so many of these.
 
         Shapes   qkv as left by `rope_write_kv`, out [T, Hq · E]. Query head h uses KV head
                  h // (Hq / Hk).
         Rule     softmax over partitions of 256 positions counted from 0, merged in order. Positions
-                 after the row's own and slots never written contribute exactly zero, even if they
-                 hold NaN.
+                 after the row's own, those before its window and slots never written contribute
+                 exactly zero, even if they hold NaN. Table entries before the window of a
+                 sequence's first row are not followed, whatever they say.
         Source   Kwon et al. 2023 (arXiv:2309.06180) §4.3; Milakov & Gimelshein 2018
                  (arXiv:1805.02867).
         """

@@ -117,10 +117,17 @@ class NativeOps:
         self._backend.rope_write_kv(qkv, _rows(batch), cos, sin, _bits(kv.pool), kv.layer, kv.table)
 
     def paged_attention(
-        self, qkv: F32, batch: Batch, kv: KVPages, out: F32, *, scale: float
+        self,
+        qkv: F32,
+        batch: Batch,
+        kv: KVPages,
+        out: F32,
+        *,
+        scale: float,
+        window: int | None = None,
     ) -> None:
         self._backend.paged_attention(
-            qkv, _rows(batch), _bits(kv.pool), kv.layer, kv.table, out, scale
+            qkv, _rows(batch), _bits(kv.pool), kv.layer, kv.table, out, scale, window or 0
         )
 
     def copy_blocks(self, pool: BF16, sources: I32, targets: I32) -> None:

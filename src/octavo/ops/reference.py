@@ -73,13 +73,13 @@ def read_token(
     return key.reshape(layout.kv_heads, layout.head_dim), value.copy()
 
 
-def read_sequence(kv: KVPages, sequence: int, length: int) -> tuple[BF16, BF16]:
-    """The keys and values [length, Hk, E] of the first `length` positions of one sequence."""
-    shape = (length, kv.layout.kv_heads, kv.layout.head_dim)
+def read_sequence(kv: KVPages, sequence: int, length: int, first: int = 0) -> tuple[BF16, BF16]:
+    """The keys and values [length - first, Hk, E] of positions first … length - 1 of a sequence."""
+    shape = (length - first, kv.layout.kv_heads, kv.layout.head_dim)
     keys, values = np.empty(shape, kv.pool.dtype), np.empty(shape, kv.pool.dtype)
-    for position in range(length):
+    for row, position in enumerate(range(first, length)):
         block, offset = place(kv, sequence, position)
-        keys[position], values[position] = read_token(kv.pool, kv.layout, block, kv.layer, offset)
+        keys[row], values[row] = read_token(kv.pool, kv.layout, block, kv.layer, offset)
     return keys, values
 
 
@@ -182,20 +182,34 @@ class ReferenceOps:
             write_token(kv.pool, kv.layout, block, kv.layer, offset, key, value)
 
     def paged_attention(
-        self, qkv: F32, batch: Batch, kv: KVPages, out: F32, *, scale: float
+        self,
+        qkv: F32,
+        batch: Batch,
+        kv: KVPages,
+        out: F32,
+        *,
+        scale: float,
+        window: int | None = None,
     ) -> None:
         kv_heads, head_dim = kv.layout.kv_heads, kv.layout.head_dim
         queries = qkv.reshape(len(qkv), -1, head_dim)[:, : -2 * kv_heads]
         group = queries.shape[1] // kv_heads
         targets = out.reshape(queries.shape)
+        counts = np.diff(batch.query_start)
+        firsts = [
+            0 if window is None else max(0, int(oldest) + 1 - window)
+            for oldest in batch.context - counts
+        ]
         gathered = [
-            tuple(part.astype(self._dtype) for part in read_sequence(kv, sequence, int(length)))
-            for sequence, length in enumerate(batch.context)
+            tuple(part.astype(self._dtype) for part in read_sequence(kv, sequence, length, first))
+            for sequence, (length, first) in enumerate(zip(batch.context, firsts, strict=True))
         ]
         for sequence, row, position in _rows(batch):
             keys, values = gathered[sequence]
+            first, last = firsts[sequence], position + 1
+            start = first if window is None else max(first, last - window)
             for head, query in enumerate(queries[row].astype(self._dtype)):
-                seen = np.s_[: position + 1, head // group]
+                seen = np.s_[start - first : last - first, head // group]
                 weights = _softmax(keys[seen] @ query * scale)
                 targets[row, head] = weights @ values[seen]
 

@@ -2,6 +2,7 @@
 
     python benchmarks/core/plan_commit.py [--steps 300]
 
+The last lines compare 256 sequences in pools of 20,480 and of a million blocks, in turn by step.
 No model runs: a stand-in answers every span that samples with one token. Figures are medians of
 processor time, so that neighbours on the machine count little.
 """
@@ -9,7 +10,8 @@ processor time, so that neighbours on the machine count little.
 import argparse
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import count, islice
 from random import Random
 
 from octavo.core.block_manager import BlockManager
@@ -23,9 +25,10 @@ BLOCK_SIZE = 16
 SIZES = (64, 256, 1024)
 
 
-def scheduler_for(sequences: int) -> Scheduler:
+def scheduler_for(sequences: int, blocks: int = 0) -> Scheduler:
+    """One with 80 blocks a sequence, or as many as are asked for."""
     cache = PrefixCache(block_size=BLOCK_SIZE)
-    manager = BlockManager(blocks=sequences * 80, block_size=BLOCK_SIZE, cache=cache)
+    manager = BlockManager(blocks=blocks or sequences * 80, block_size=BLOCK_SIZE, cache=cache)
     return Scheduler(manager, Limits(sequences=sequences, tokens=sequences + 512))
 
 
@@ -56,25 +59,37 @@ def timed_step(scheduler: Scheduler, now: float) -> tuple[float, float]:
     return 1e6 * (planned - start), 1e6 * (time.process_time() - received)
 
 
-def steady(sequences: int, steps: int) -> list[tuple[float, float]]:
+Times = Iterator[tuple[float, float]]
+"""Of plan and of commit, a step each, without end."""
+
+
+def steady(scheduler: Scheduler) -> Times:
     """Every sequence decodes; nobody comes or goes."""
-    scheduler, wanted = scheduler_for(sequences), requests(Random(1), 10_000)
+    sequences, wanted = scheduler.limits.sequences, requests(Random(1), 10_000)
     for _ in range(sequences):
         scheduler.submit(next(wanted), 0.0)
     while len(scheduler.running) < sequences or any(s.demand > 1 for s in scheduler.running):
         timed_step(scheduler, 0.0)
-    return [timed_step(scheduler, float(step)) for step in range(steps)]
+    for step in count():
+        yield timed_step(scheduler, float(step))
 
 
-def mixed(sequences: int, steps: int) -> list[tuple[float, float]]:
+def mixed(scheduler: Scheduler) -> Times:
     """Short answers: a full house, in which prompts are chunked beside decodes and prefixes hit."""
-    scheduler, wanted = scheduler_for(sequences), requests(Random(2), 60)
-    times = []
-    for step in range(steps + 200):
+    wanted = requests(Random(2), 60)
+    for step in count():
         while len(scheduler.waiting) < 8:
             scheduler.submit(next(wanted), float(step))
-        times.append(timed_step(scheduler, float(step)))
-    return times[200:]
+        times = timed_step(scheduler, float(step))
+        if step >= 200:
+            yield times
+
+
+def ratio_to_a_million(traffic: Callable[[Scheduler], Times], steps: int) -> float:
+    """What a step costs in a pool of a million blocks, over what it costs in one of 20,480."""
+    pools = [traffic(scheduler_for(256, blocks)) for blocks in (20_480, 1_000_000)]
+    pairs = [[sum(next(times)) for times in pools] for _ in range(steps)]
+    return statistics.median(many / few for few, many in pairs)
 
 
 def main() -> None:
@@ -86,7 +101,7 @@ def main() -> None:
     )
     for name, traffic in (("decode", steady), ("mixed", mixed)):
         for sequences in SIZES:
-            times = traffic(sequences, steps)
+            times = list(islice(traffic(scheduler_for(sequences)), steps))
             plan, commit, both = (
                 statistics.median(column)
                 for column in ([p for p, _ in times], [c for _, c in times], map(sum, times))
@@ -95,6 +110,9 @@ def main() -> None:
                 f"{name:8} {sequences:9} {plan:9.0f} {commit:9.0f} {both:9.0f}"
                 f" {both / sequences:9.1f}"
             )
+    for name, traffic in (("decode", steady), ("mixed", mixed)):
+        ratio = ratio_to_a_million(traffic, steps)
+        print(f"{name:8} {256:9} in a pool of a million blocks: {ratio:.2f} times the cost")
 
 
 if __name__ == "__main__":

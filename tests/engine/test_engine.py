@@ -106,7 +106,7 @@ def test_the_debug_log_has_every_decision_and_end_with_its_reason(
     text = caplog.text
     for record in (
         "Admitted(request_id='elder', row=0, tokens=20, cached_tokens=0, blocks_found=0,",
-        "Chunked(request_id='elder', granted=16, demand=20)",
+        "Chunked(request_id='elder', granted=16, demand=20",
         "Deferred(request_id='younger', limit='tokens'",
         "Preempted(request_id='younger', beneficiary='elder', mode='recompute'",
         "resumed=True",

@@ -17,6 +17,8 @@ NAMES = {
     "waiting": "max_queued_requests",
     "waiting_tokens": "max_queued_tokens",
     "aging_s": "aging",
+    "ttft_target_s": "ttft_target",
+    "tpot_target_s": "tpot_target",
 }
 
 

@@ -2,8 +2,10 @@
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import httpx
+import openai
 import pytest
 from starlette.applications import Starlette
 from tests.serve.scripted import byte_tokenizer, serving
@@ -117,6 +119,29 @@ def test_a_kept_prompt_is_told_in_the_life_of_its_request(http: httpx.Client) ->
     story = http.get(f"/debug/requests/{answer['id']}").json()["request"]["story"]
     assert any("2 blocks pinned" in sentence["text"] for sentence in story)
     complete(http, HELLO, cache_salt="x" * 1024, cache_control={"type": "ephemeral"})
+
+
+def test_what_the_openai_client_sends_along(http: httpx.Client) -> None:
+    with openai.OpenAI(base_url=f"{http.base_url}/v1", api_key="none", max_retries=0) as api:
+        kept = {"type": "text", "text": HELLO, "cache_control": {"type": "ephemeral"}}
+
+        def cached(question: str, **extra: object) -> int:
+            messages: list[Any] = [
+                {"role": "system", "content": [kept]},
+                {"role": "user", "content": question},
+            ]
+            answer = api.chat.completions.create(
+                model="o", messages=messages, max_tokens=2, extra_body=extra
+            )
+            assert answer.usage is not None
+            assert answer.usage.prompt_tokens_details is not None
+            return answer.usage.prompt_tokens_details.cached_tokens or 0
+
+        assert cached("One?", cache_salt="a") == 0
+        assert cached("Two?", cache_salt="a") > len(HELLO)
+        assert cached("Two?", cache_salt="b") == 0
+        with pytest.raises(openai.BadRequestError, match="cache_control needs the cache"):
+            cached("Two?", cache="off")
 
 
 def test_several_prompts_have_an_entry_each(http: httpx.Client) -> None:

@@ -16,6 +16,8 @@ _SETTINGS = {
     "waiting": "max_queued_requests",
     "waiting_tokens": "max_queued_tokens",
     "aging_s": "aging",
+    "ttft_target_s": "ttft_target",
+    "tpot_target_s": "tpot_target",
 }
 """What has another name in the core. All else is called as it is there."""
 

@@ -80,6 +80,7 @@ def test_paged_beside_contiguous(
     assert (slabs["concurrency_max"], slabs["preemptions"], slabs["cache_hit_rate"]) == (2, 0, 0)
     assert slabs["pool_utilisation"] < 0.5
     assert paged["pool_utilisation"] > 0.85
+    assert slabs["pool_utilisation_median"] < 0.5 < 0.85 < paged["pool_utilisation_median"]
     assert paged["concurrency_mean"] > 2 * slabs["concurrency_mean"]
     assert paged["steps"] < slabs["steps"]
     assert paged["preemptions"] > 0
@@ -106,6 +107,7 @@ def test_utilisation_counts_filled_slots_of_the_blocks_held() -> None:
     # First: 14 positions in 4 blocks. Second: 13 positions, 3 of its 4 blocks are the first's.
     used, slots = 14 + 1, (4 + 1) * BLOCK_SIZE
     assert meter.means() == pytest.approx((used / slots, 5 / BLOCKS, 2.0))
+    assert meter.median_utilisation() == pytest.approx(used / slots)
 
 
 @pytest.mark.parametrize(

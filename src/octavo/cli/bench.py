@@ -42,6 +42,8 @@ class Row:
     tpot_p99_s: float
     pool_utilisation: float
     """Token slots that hold KV, of those in blocks that sequences own."""
+    pool_utilisation_median: float
+    """The same at the median step."""
     pool_occupancy: float
     """Blocks owned, of all."""
     concurrency_mean: float
@@ -58,6 +60,7 @@ class _Meter:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._seconds = self._used = self._slots = self._owned = self._running = 0.0
+        self._utilisations: list[float] = []
         self.most_running = 0
 
     def sample(self, seconds: float) -> None:
@@ -66,6 +69,8 @@ class _Meter:
         tables = [(sequence.computed, table) for sequence in running for table in sequence.tables]
         slots = manager.pool.owned * manager.block_size
         empty = sum(len(table) * manager.block_size - computed for computed, table in tables)
+        if slots:
+            self._utilisations.append((slots - empty) / slots)
         self._seconds += seconds
         self._slots += slots * seconds
         self._used += (slots - empty) * seconds
@@ -77,6 +82,10 @@ class _Meter:
         """(utilisation, occupancy, concurrency)"""
         seconds = max(self._seconds, 1e-9)
         return self._used / max(self._slots, 1e-9), self._owned / seconds, self._running / seconds
+
+    def median_utilisation(self) -> float:
+        """Of the steps after which any block was owned."""
+        return statistics.median(self._utilisations) if self._utilisations else 0.0
 
 
 def run(arguments: Namespace, config: EngineConfig) -> int:
@@ -182,6 +191,7 @@ def _row(
         tpot_p50_s=_percentile(tpot, 50),
         tpot_p99_s=_percentile(tpot, 99),
         pool_utilisation=utilisation,
+        pool_utilisation_median=meter.median_utilisation(),
         pool_occupancy=occupancy,
         concurrency_mean=concurrency,
         concurrency_max=meter.most_running,
@@ -222,6 +232,7 @@ def _table(rows: Sequence[Row]) -> str:
             [f"{row.tpot_p50_s * 1e3:.1f} / {row.tpot_p99_s * 1e3:.1f} ms" for row in rows],
         ),
         ("pool utilisation", [f"{row.pool_utilisation:.1%}" for row in rows]),
+        ("at the median step", [f"{row.pool_utilisation_median:.1%}" for row in rows]),
         ("pool occupancy", [f"{row.pool_occupancy:.1%}" for row in rows]),
         (
             "concurrency mean / max",

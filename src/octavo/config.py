@@ -57,7 +57,7 @@ def _setting(
     return field(default=default, metadata={"rule": rule, "help": help})
 
 
-AdmissionRule = Literal["full", "chunked"]
+AdmissionRule = Literal["full", "chunked", "predicted"]
 Policy = Literal["fcfs", "priority", "fair", "slo"]
 Preemption = Literal["auto", "swap", "recompute"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -147,8 +147,9 @@ class EngineConfig:
     admission: AdmissionRule = _setting(
         "full",
         "text",
-        "what has KV blocks reserved when a request starts: all of its tokens (full) or the first"
-        " chunk (chunked)",
+        "what has KV blocks reserved when a request starts: all of its tokens (full), the first"
+        " chunk (chunked), or all of its tokens while there is room for the answers that are"
+        " expected (predicted)",
         choices=get_args(AdmissionRule),
     )
     ttft_target: float | None = _setting(

@@ -171,6 +171,7 @@ READERS: dict[tuple[type, str], Reader | None] = {
     (Sequence, "_admitted_s"): None,
     (ServiceCounters, "_counters"): lambda names, counters: _ahead(counters),
     (ServiceCounters, "_most"): None,
+    (Scheduler, "_lengths"): None,  # too few to predict anything by
 }
 
 VALUES: dict[type, Reader] = {

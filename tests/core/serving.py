@@ -120,7 +120,7 @@ def random_setup(random: Random) -> Setup:
         sequences=random.randint(1, 6),
         tokens=random.randint(1, 20),
         watermark_blocks=random.randint(0, 2),
-        admission=random.choice(["full", "chunked"]),
+        admission=random.choice(get_args(AdmissionRule)),
         policy=random.choice(get_args(Policy)),
         aging_s=random.choice([None, None, 1.0, 20.0]),
         pinned_blocks=random.choice([0, random.randint(1, 9)]),
@@ -194,6 +194,8 @@ def random_limits(random: Random, setup: Setup) -> dict[str, Any]:
         "policy": random.choice(get_args(Policy)),
         "preemption": random.choice(get_args(Preemption)),
         "aging_s": random.choice([None, 1.0, 20.0]),
+        "ttft_target_s": random.choice([None, 0.5, 20.0]),
+        "tpot_target_s": random.choice([None, 0.5, 4.0]),
     }
     return {name: changes[name] for name in random.sample(sorted(changes), random.randint(1, 4))}
 

@@ -35,7 +35,9 @@ def test_limits_under_which_nothing_could_run_are_refused(wrong: dict[str, int])
 
 
 def test_an_unknown_rule_of_admission_is_refused() -> None:
-    with pytest.raises(ConfigError, match="admission is 'some': it must be one of full, chunked"):
+    with pytest.raises(
+        ConfigError, match="admission is 'some': it must be one of full, chunked, predicted"
+    ):
         Limits(sequences=4, tokens=16, admission="some")  # type: ignore[arg-type]
 
 

@@ -5,6 +5,7 @@ import pytest
 from octavo.core import policy
 from octavo.core.budget import Limits
 from octavo.core.fairness import ServiceCounters
+from octavo.core.pace import Pace
 from octavo.core.policy import Circumstances
 from octavo.core.prefix_cache import Context
 from octavo.core.queue import Waiting
@@ -13,11 +14,14 @@ from octavo.core.sequence import Sequence
 
 
 def circumstances(now: float = 0.0, highest: int = 0, **limits: object) -> Circumstances:
-    return Circumstances(
-        now=now,
-        limits=Limits(sequences=4, tokens=64, **limits),
-        highest=highest,
+    """Those in which the highest class that is live is this one."""
+    return policy.circumstances(
+        now,
+        Limits(sequences=4, tokens=64, **limits),
+        [],
+        priorities=[highest],
         service=ServiceCounters(),
+        pace=Pace(),
     )
 
 

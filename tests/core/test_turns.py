@@ -1,15 +1,23 @@
 """Whose turn it is, seen from outside: nobody starves, and a change of policy holds at once."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from random import Random
+from typing import get_args
+from zlib import crc32
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.core.serving import Serving, Setup
+from tests.core.serving import Serving, Setup, random_request, random_setup
 
-from octavo.core.events import Admitted, Preempted
+from octavo.core.budget import AdmissionRule, Limits, Policy
+from octavo.core.calls import CoreSetup
+from octavo.core.events import Admitted, Chunked, Deferred, Finished, Preempted, Token
 from octavo.core.request import Request
+from octavo.core.scheduler import Scheduler
+from octavo.core.setup import scheduler_of
+from octavo.simulate.cost import Cost, CostRunner
 
 
 def request(name: str, length: int = 4, answer: int = 4, **fields: object) -> Request:
@@ -19,7 +27,7 @@ def request(name: str, length: int = 4, answer: int = 4, **fields: object) -> Re
 
 def own_token(name: str, position: int) -> int:
     """A token of its own for each request, so that nobody shares blocks."""
-    return sum(name.encode()) * 31 + position
+    return crc32(name.encode()) * 4096 + position
 
 
 def admitted(serving: Serving) -> list[str]:
@@ -101,17 +109,238 @@ def test_a_change_of_policy_orders_anew_those_that_wait() -> None:
         assert admitted(serving) == expected
 
 
-@pytest.mark.parametrize("first", ["fcfs", "priority"])
-def test_policies_may_change_at_any_time(first: str, seed: int) -> None:
+POLICIES, ADMISSIONS = get_args(Policy), get_args(AdmissionRule)
+
+
+@pytest.mark.parametrize("first", POLICIES)
+def test_policies_may_change_at_any_time(first: Policy, seed: int) -> None:
     """All that was promised to each request holds across changes."""
-    for run in range(40):
+    for run in range(20):
         random = Random(f"{seed} {run}")
         serving = Serving(Setup(sequences=3, blocks=14, tokens=9, policy=first))
         for number in range(12):
             serving.submit(request(f"{number}", 5, 6, priority=random.choice([0, 1, -1])))
             limits = serving.scheduler.limits
-            policy, aging_s = random.choice(["fcfs", "priority"]), random.choice([None, 2.0])
+            policy, aging_s = random.choice(POLICIES), random.choice([None, 2.0])
             serving.scheduler.limits = replace(limits, policy=policy, aging_s=aging_s)
             for _ in range(random.randint(0, 4)):
                 serving.step()
         serving.finish()
+
+
+@pytest.mark.parametrize("admission", ADMISSIONS)
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(max_examples=settings.default.max_examples // 8)
+@given(seed=st.integers(0, 2**32))
+def test_every_request_ends(policy: Policy, admission: AdmissionRule, seed: int) -> None:
+    """Under each policy and rule of admission, whatever comes and when, with targets and without:
+    `finish` counts the steps and the preemptions of each."""
+    random = Random(seed)
+    setup = replace(random_setup(random), policy=policy, admission=admission)
+    serving = Serving(setup)
+    for number in range(random.randint(1, 8)):
+        wish = random_request(random, f"r{number}")
+        targets = {
+            name: random.choice([None, 0.5, 5.0]) for name in ("ttft_target_s", "tpot_target_s")
+        }
+        serving.submit(replace(wish, **targets))
+        for _ in range(random.randint(0, 5)):
+            serving.step()
+    serving.finish()
+
+
+# --- fair between tenants
+
+
+def test_a_tenant_that_floods_keeps_nobody_waiting_for_long() -> None:
+    """Of two hundred that wait, the one of another tenant is next; by arrival it would be last."""
+    ahead = {}
+    for policy in ("priority", "fair"):
+        serving = Serving(Setup(sequences=2, blocks=99, tokens=64, policy=policy, cached=False))
+        serving.submit(*(request(f"f{n}", tenant="flood") for n in range(200)))
+        serving.step()
+        serving.submit(request("modest", tenant="modest"))
+        serving.finish()
+        ahead[policy] = admitted(serving).index("modest")
+    assert ahead == {"priority": 200, "fair": 2}
+
+
+@settings(max_examples=settings.default.max_examples // 8)
+@given(
+    rows=st.integers(1, 4),
+    tenants=st.integers(2, 4),
+    lengths=st.lists(st.integers(1, 12), min_size=4, max_size=12),
+    aging_s=st.sampled_from([None, 3.0, 50.0]),
+)
+def test_tenants_that_want_more_than_there_is_get_alike(
+    rows: int, tenants: int, lengths: list[int], aging_s: float | None
+) -> None:
+    """The first brings five times as much as the others; all have some that wait all the time. What
+    they were served differs by no more than what runs at once can be charged."""
+    fair = Limits(sequences=rows, tokens=64, policy="fair", aging_s=aging_s)
+    scheduler, runner = (
+        scheduler_of(CoreSetup(blocks=200, block_size=4, limits=fair)),
+        CostRunner(COST),
+    )
+    served = dict.fromkeys(map(str, range(tenants)), 0)
+    sizes: dict[str, int] = {}
+    for tenant in served:
+        for number in range(250 if tenant == "0" else 50):
+            length, answer = 1 + number % 12, lengths[number % len(lengths)]
+            one = request(f"{tenant} {number}", length, answer, tenant=tenant)
+            sizes[one.id] = length
+            scheduler.submit(one, 0.0)
+    while {one.request.tenant for one in scheduler.waiting} == served.keys():
+        plan = scheduler.plan(runner.now)
+        assert plan is not None
+        for decision in plan.decisions:
+            if isinstance(decision, Admitted):
+                served[decision.request_id.split()[0]] += sizes[decision.request_id]
+        for event in scheduler.commit(plan, runner.execute(plan), runner.now):
+            served[event.request_id.split()[0]] += 2 * isinstance(event, Token)
+    most = (12 + 2 * max(lengths)) * (rows + 1)
+    assert max(served.values()) - min(served.values()) <= most
+
+
+def test_who_floods_does_not_climb_above_others_by_waiting_behind_itself() -> None:
+    """Its oldest had waited longest, climbed to the class of those of high priority, and went
+    before all that others sent."""
+    serving = Serving(Setup(sequences=2, blocks=199, tokens=64, policy="fair", aging_s=40.0))
+    serving.submit(request("urgent", answer=400, tenant="other"))
+    serving.submit(*(request(f"f{n}", priority=1, tenant="flood") for n in range(60)))
+    for _ in range(70):
+        serving.step()
+    serving.submit(*(request(f"m{n}", priority=1, tenant="modest") for n in range(3)))
+    serving.finish()
+    after = admitted(serving)
+    assert after.index("m2") - after.index("m0") <= 4
+    assert after.index("m0") < 20
+
+
+# --- in time
+
+
+COST = Cost(base_s=0.020, token_s=0.005)
+
+
+def in_time(
+    limits: Limits, arrivals: Iterable[tuple[float, Request]]
+) -> tuple[Scheduler, list[object], dict[str, Finished]]:
+    """(scheduler, decisions, endings) of a run in virtual time."""
+    scheduler = scheduler_of(CoreSetup(blocks=2000, block_size=4, limits=limits))
+    runner, coming = CostRunner(COST), sorted(arrivals, key=lambda one: -one[0])
+    decisions: list[object] = []
+    endings: dict[str, Finished] = {}
+    while coming or not scheduler.idle:
+        if scheduler.idle:
+            runner.now = max(runner.now, coming[-1][0])
+        while coming and coming[-1][0] <= runner.now:
+            at_s, one = coming.pop()
+            scheduler.submit(one, at_s)
+        plan = scheduler.plan(runner.now)
+        assert plan is not None
+        decisions += plan.decisions
+        for event in scheduler.commit(plan, runner.execute(plan), runner.now):
+            if isinstance(event, Finished):
+                endings[event.request_id] = event
+    return scheduler, decisions, endings
+
+
+def limits(sequences: int = 32, **fields: object) -> Limits:
+    return Limits(sequences=sequences, tokens=512, policy="slo", **fields)
+
+
+def first_after(ending: Finished) -> float:
+    assert ending.receipt.first_token_s is not None
+    return ending.receipt.first_token_s - ending.receipt.arrival_s
+
+
+def tpot(ending: Finished) -> float:
+    receipt = ending.receipt
+    assert receipt.first_token_s is not None
+    return (receipt.finished_s - receipt.first_token_s) / (receipt.completion_tokens - 1)
+
+
+def test_chunks_shrink_so_that_answers_under_way_keep_their_pace() -> None:
+    """Four answer when a prompt of 2,000 tokens comes: whole, it would hold them up for seconds."""
+    arrivals = [(0.0, request(f"a{n}", 8, 60)) for n in range(4)]
+    arrivals.append((1.0, request("long", 2000, 4)))
+    paces = {}
+    for policy in ("priority", "slo"):
+        chosen = limits(ttft_target_s=30.0, tpot_target_s=0.15)
+        _, decisions, endings = in_time(replace(chosen, policy=policy), arrivals)
+        paces[policy] = max(tpot(endings[f"a{n}"]) for n in range(4))
+        causes = {d.limit for d in decisions if isinstance(d, Chunked)}
+        assert causes == ({"slo"} if policy == "slo" else {"tokens"})
+        assert endings["long"].reason == "length"
+    assert paces["slo"] <= 0.15 < paces["priority"]
+
+
+def test_a_tight_target_does_not_keep_others_out_for_ever() -> None:
+    """Beside one that answers as fast as can be nobody else fits; who has climbed comes in."""
+    arrivals = [(0.0, request("tight", 8, 400, tpot_target_s=0.026))]
+    arrivals.append((0.5, request("other", 40, 4)))
+    waits = {}
+    for aging_s in (None, 2.0):
+        _, _, endings = in_time(limits(ttft_target_s=1000.0, aging_s=aging_s), arrivals)
+        waits[aging_s] = first_after(endings["other"])
+    assert waits[2.0] < 2.5 < 9 < waits[None]
+
+
+def test_no_more_run_than_can_keep_their_pace() -> None:
+    """Steps of 25 tokens take 145 ms: 9 that answer, and the least that prompts get."""
+    arrivals = [(1.0, request(f"r{n:02}", 4, 30)) for n in range(40)]
+    chosen = limits(ttft_target_s=1000.0, tpot_target_s=0.15)
+    _, decisions, endings = in_time(chosen, [(0.0, request("before", 4, 3)), *arrivals])
+    assert max(tpot(one) for one in endings.values()) <= 0.15
+    waits = [d for d in decisions if isinstance(d, Deferred) and d.limit == "slo"]
+    assert waits
+    assert all(d.missing > 0 for d in waits)
+
+
+def test_who_cannot_be_in_time_goes_behind_who_can() -> None:
+    """A prompt of 2,000 tokens takes 10 s: it yields to those that can be there in 3 s."""
+    arrivals = [(0.0, request("before", 300, 2))]
+    arrivals += [(0.1, request("hopeless", 2000, 2))]
+    arrivals += [(0.2 + n / 100, request(f"quick {n}", 20, 2)) for n in range(5)]
+    _, _, endings = in_time(limits(ttft_target_s=3.0, tpot_target_s=1.0), arrivals)
+    for n in range(5):
+        assert first_after(endings[f"quick {n}"]) <= 3.0
+    assert endings["hopeless"].reason == "length"
+
+
+def test_who_is_late_ends_under_an_endless_flood_of_those_in_time() -> None:
+    """It falls a class behind and climbs back by waiting."""
+    flood = [(n * 0.1, request(f"f{n}", 30, 4)) for n in range(400)]
+    ends = {}
+    for aging_s in (None, 5.0):
+        chosen = limits(ttft_target_s=1.0, tpot_target_s=0.12, aging_s=aging_s)
+        _, _, endings = in_time(chosen, [(0.5, request("late", 600, 4)), *flood])
+        ends[aging_s] = endings["late"].receipt.finished_s
+    assert ends[5.0] < 20 < 40 <= ends[None]
+
+
+def test_who_is_late_yields_to_those_in_time_once() -> None:
+    """Else each that came in time would throw out, again and again, one that was late."""
+    late = [(0.5, request(f"late {n}", 200, 100, ttft_target_s=0.01)) for n in range(4)]
+    quick = [(1.0 + n, request(f"quick {n}", 8, 3)) for n in range(40)]
+    chosen = limits(sequences=2, ttft_target_s=2.0, tpot_target_s=0.2)
+    _, _, endings = in_time(chosen, [(0.0, request("before", 8, 3)), *late, *quick])
+    preemptions = [endings[name].receipt.preemptions for name in endings if name.startswith("late")]
+    assert max(preemptions) == 1
+    assert first_after(endings["quick 0"]) < 1.0
+
+
+def test_more_are_in_time_than_by_arrival(seed: int) -> None:
+    random = Random(seed)
+    arrivals, now = [], 0.0
+    for number in range(150):
+        now += random.expovariate(2.0)
+        arrivals.append((now, request(f"{number}", random.randint(8, 200), random.randint(4, 60))))
+    good = {}
+    for policy in ("fcfs", "slo"):
+        chosen = replace(limits(ttft_target_s=3.0, tpot_target_s=0.2), policy=policy)
+        _, _, endings = in_time(chosen, arrivals)
+        assert len(endings) == 150
+        good[policy] = sum(first_after(e) <= 3.0 and tpot(e) <= 0.2 for e in endings.values())
+    assert good["slo"] > 2 * good["fcfs"]

@@ -16,6 +16,7 @@ from octavo.core.block_table import ABSENT, BlockTable
 from octavo.core.budget import Preemption
 from octavo.core.plan import BlockCopy, Move, Returned, TableWrite
 from octavo.core.policy import Yielding, swap_or_recompute
+from octavo.core.prediction import AnswerLengths, foreseen
 from octavo.core.prefix_cache import Fate, Prefix, PrefixCache
 from octavo.core.sequence import Sequence
 from octavo.core.swap import HostArena
@@ -420,6 +421,18 @@ class BlockManager:
         """
         reaches = [upto] * self.groups
         return self._cover(sequence, sequence.row, sequence.scheduled, reaches, headroom)
+
+    def foreseen(
+        self,
+        sequence: Sequence,
+        staying: Iterable[Sequence],
+        leaving: Iterable[Sequence],
+        lengths: AnswerLengths,
+    ) -> int:
+        """How many blocks `sequence`, admitted when the `leaving` have gone, and those `staying`
+        will need at once beyond what they hold then."""
+        owned = self.pool.owned - len(self._freed(leaving))
+        return foreseen(sequence, staying, lengths, owned=owned, block_size=self.block_size)
 
     def lacking(
         self,

@@ -6,9 +6,10 @@ from typing import Literal, get_args
 from octavo.core.events import TokenLimit
 from octavo.errors import ConfigError
 
-AdmissionRule = Literal["full", "chunked"]
+AdmissionRule = Literal["full", "chunked", "predicted"]
 """For what blocks are reserved when a sequence is admitted: for all positions that it has then, or
-for its first chunk only, the rest as it goes on."""
+for its first chunk only, the rest as it goes on. `predicted` is `full`, and as many stay available
+as all that run are expected to grow by."""
 
 Policy = Literal["fcfs", "priority", "fair", "slo"]
 """Who goes first: by arrival; by priority, and in one priority by arrival, by what each tenant was

@@ -155,6 +155,7 @@ class Admitted:
 class Deferred:
     """A request waits this step: `limit` names what is short, `missing` how much of it.
     `slo` is short of tokens too: more would make steps outlast the TPOT target of those that run.
+    `predicted` is short of blocks too: those that run are expected to need them.
 
     Of the requests not yet admitted only the first says so; the others wait behind it. Blocks
     `in_transfer` are there when a plan in flight is committed. One whose prompt begins as that of a
@@ -163,7 +164,9 @@ class Deferred:
     """
 
     request_id: str
-    limit: Literal["blocks", "rows", "tokens", "in_flight", "in_transfer", "prefix", "slo"]
+    limit: Literal[
+        "blocks", "rows", "tokens", "in_flight", "in_transfer", "prefix", "slo", "predicted"
+    ]
     missing: int
     behind: str = ""
 

@@ -37,30 +37,11 @@ class Circumstances:
 
     now: float
     limits: Limits
+    order: "Order"
     highest: int = 0
     lowest: int = 0
     service: ServiceCounters
     ahead: Outlook | None = None
-
-
-def circumstances(
-    now: float,
-    limits: Limits,
-    running: Items[Sequence],
-    *,
-    priorities: Collection[int],
-    service: ServiceCounters,
-    pace: Pace,
-) -> Circumstances:
-    """Those of a plan made now."""
-    return Circumstances(
-        now=now,
-        limits=limits,
-        highest=min(priorities, default=0),
-        lowest=max(priorities, default=0),
-        service=service,
-        ahead=outlook(running, limits, pace, now) if limits.policy == "slo" else None,
-    )
 
 
 Key = tuple[float, ...]
@@ -68,11 +49,13 @@ Key = tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Order:
+class Order:
     """One policy: `candidates` to be first of those that wait, and by what they compare within a
-    class; `classes` tells whether priorities count, `since` when one begins to climb."""
+    class; `classes` tells whether priorities count, `targets` whether those for latency do, `since`
+    when one begins to climb."""
 
     classes: bool = True
+    targets: bool = False
     since: Callable[[Sequence], float] = attrgetter("arrived_s")
     candidates: Callable[[Waiting], Iterable[Sequence]] = Waiting.heads
     key: Callable[[Sequence, Circumstances], Key]
@@ -90,12 +73,34 @@ def _due(sequence: Sequence, at: Circumstances) -> Key:
     return turn_s(sequence, at.limits), *sequence.order
 
 
-_ORDERS: Mapping[Policy, _Order] = {
-    "fcfs": _Order(classes=False, key=_arrival),
-    "priority": _Order(key=_arrival),
-    "fair": _Order(since=attrgetter("headed_s"), key=_service),
-    "slo": _Order(candidates=iter, key=_due),
+_ORDERS: Mapping[Policy, Order] = {
+    "fcfs": Order(classes=False, key=_arrival),
+    "priority": Order(key=_arrival),
+    "fair": Order(since=attrgetter("headed_s"), key=_service),
+    "slo": Order(targets=True, candidates=iter, key=_due),
 }
+
+
+def circumstances(
+    now: float,
+    limits: Limits,
+    running: Items[Sequence],
+    *,
+    priorities: Collection[int],
+    service: ServiceCounters,
+    pace: Pace,
+) -> Circumstances:
+    """Those of a plan made now."""
+    order = _ORDERS[limits.policy]
+    return Circumstances(
+        now=now,
+        limits=limits,
+        order=order,
+        highest=min(priorities, default=0),
+        lowest=max(priorities, default=0),
+        service=service,
+        ahead=outlook(running, limits, pace, now) if order.targets else None,
+    )
 
 
 def first(waiting: Waiting, at: Circumstances) -> Sequence | None:
@@ -103,13 +108,12 @@ def first(waiting: Waiting, at: Circumstances) -> Sequence | None:
 
     Cost     O(lanes); O(waiting) by deadline.
     """
-    order = _ORDERS[at.limits.policy]
+    return min(at.order.candidates(waiting), key=partial(_place, at), default=None)
 
-    def place(sequence: Sequence) -> tuple[int, float, Key]:
-        ticket = inf if sequence.ticket is None else sequence.ticket
-        return turn_of(sequence, at), ticket, order.key(sequence, at)
 
-    return min(order.candidates(waiting), key=place, default=None)
+def _place(at: Circumstances, sequence: Sequence) -> tuple[int, float, Key]:
+    ticket = inf if sequence.ticket is None else sequence.ticket
+    return turn_of(sequence, at), ticket, at.order.key(sequence, at)
 
 
 def class_of(sequence: Sequence, at: Circumstances) -> int:
@@ -147,7 +151,7 @@ def _is_behind(sequence: Sequence, at: Circumstances) -> bool:
 
 
 def _class(sequence: Sequence, at: Circumstances, fallen: int) -> int:
-    if not _ORDERS[at.limits.policy].classes:
+    if not at.order.classes:
         return 0
     return max(sequence.request.priority + fallen - climbed(sequence, at), at.highest)
 
@@ -159,8 +163,10 @@ def climbed(sequence: Sequence, at: Circumstances) -> int:
     would have the oldest ones, and the first turn.
     """
     aging_s = at.limits.aging_s
-    since_s = _ORDERS[at.limits.policy].since(sequence)
-    return int(max(0.0, at.now - since_s) / aging_s) if aging_s else 0
+    if not aging_s:
+        return 0
+    waited_s = at.now - at.order.since(sequence)
+    return int(waited_s / aging_s) if waited_s >= aging_s else 0
 
 
 def budget(at: Circumstances) -> Budget:
@@ -172,8 +178,11 @@ def budget(at: Circumstances) -> Budget:
 
 def overload(sequence: Sequence, started: Items[Request], at: Circumstances) -> int:
     """By how many tokens a step would be too long for those that run, were `sequence` admitted
-    after those that this plan has `started`. Who is late itself takes only what they leave."""
-    if at.ahead is None or is_late(sequence, at.limits, at.ahead, at.now):
+    after those that this plan has `started`. Who is late itself takes only what they leave, and who
+    has climbed is not kept waiting by the targets of others."""
+    if at.ahead is None or climbed(sequence, at):
+        return 0
+    if is_late(sequence, at.limits, at.ahead, at.now):
         return 0
     return excess_tokens(at.ahead, started, at.limits)
 
@@ -196,7 +205,7 @@ def service_order(demands: Items[Offered], budget: int, at: Circumstances) -> It
 
 def _service_turn(at: Circumstances, offered: Offered) -> tuple[bool, bool, Key]:
     sequence, demand = offered
-    behind, order = _is_behind(sequence, at), _ORDERS[at.limits.policy]
+    behind, order = _is_behind(sequence, at), at.order
     if demand == 1:
         return behind, False, (sequence.last_served, *sequence.rank)
     if order.key is _arrival:
@@ -226,7 +235,7 @@ def yielding_to(
 
     What it climbed while it waited gives it a place in the queue and no right to that of others.
     """
-    if not _ORDERS[at.limits.policy].classes:
+    if not at.order.classes:
         return []
     own = sequence.request.priority + _fallen(sequence, at)
     lower = [other for other in running if other.rank[0] > own]
@@ -287,6 +296,11 @@ def crowds(siblings: int, running: int) -> bool:
     return 2 * siblings >= running
 
 
+def foresees(limits: Limits) -> bool:
+    """Whether room is kept for the answers that are expected."""
+    return limits.admission == "predicted"
+
+
 def reserved(sequence: Sequence, admission: AdmissionRule) -> int:
     """Below which position blocks are reserved when `sequence` is admitted, whatever its chunk.
 
@@ -294,14 +308,17 @@ def reserved(sequence: Sequence, admission: AdmissionRule) -> int:
     all reserved: or it would be let in because that fits, and thrown out in the next step, again
     and again.
     """
-    return len(sequence.tokens) if admission == "full" or sequence.preemptions else 0
+    return 0 if admission == "chunked" and not sequence.preemptions else len(sequence.tokens)
 
 
-def headroom(sequence: Sequence, *, watermark: int, alone: bool, blocks: int) -> int:
-    """How many blocks must stay available when `sequence` is admitted.
+def headroom(
+    sequence: Sequence, *, watermark: int, alone: bool, blocks: int, foreseen: int = 0
+) -> int:
+    """How many blocks must stay available when `sequence` is admitted: at least those that it and
+    the others are `foreseen` to grow by.
 
     Doubles with each preemption it has suffered, so that the number of preemptions of one request
     is bounded by the logarithm of the pool. Nothing is held back from a sequence that runs alone.
     """
     least = max(watermark, 1) if sequence.preemptions else watermark
-    return 0 if alone else min(least << sequence.preemptions, blocks)
+    return 0 if alone else min(max(least << sequence.preemptions, foreseen), blocks)

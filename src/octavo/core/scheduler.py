@@ -43,6 +43,7 @@ from octavo.core.misses import explain, first_miss
 from octavo.core.pace import Pace
 from octavo.core.plan import Bind, Move, RowFailed, Sampled, Span, StepPlan, StepResult
 from octavo.core.policy import Circumstances
+from octavo.core.prediction import AnswerLengths
 from octavo.core.prefix_cache import Context
 from octavo.core.queue import Waiting, turned_away
 from octavo.core.request import Request
@@ -153,6 +154,7 @@ class Scheduler:
         self._in_flight: deque[_InFlight] = deque()
         self._committed_at = -inf
         self._service = ServiceCounters()
+        self._lengths = AnswerLengths()
         self._live: Counter[int] = Counter()
         """How many sequences have not ended, by priority."""
         self._arrivals = 0
@@ -537,6 +539,8 @@ class Scheduler:
 
     def _short_of_room(self, sequence: Sequence, chunk: int) -> Deferred:
         missing = self._missing(sequence, chunk, ())
+        if missing and not self._missing(sequence, chunk, (), foresee=False):
+            return Deferred(sequence.id, "predicted", missing)
         if missing:
             return Deferred(sequence.id, "blocks", missing)
         return Deferred(sequence.id, "rows", self._rows_missing())
@@ -546,13 +550,19 @@ class Scheduler:
         return len(self._running) - leaving + 1 - self.limits.sequences
 
     def _missing(
-        self, sequence: Sequence, chunk: int, leaving: Items[Sequence], *, holds: bool = False
+        self,
+        sequence: Sequence,
+        chunk: int,
+        leaving: Items[Sequence],
+        *,
+        holds: bool = False,
+        foresee: bool = True,
     ) -> int:
         return self.manager.missing(
             sequence,
             chunk=chunk,
             upto=policy.reserved(sequence, self.limits.admission),
-            headroom=self._headroom(sequence, leaving),
+            headroom=self._headroom(sequence, leaving, foresee=foresee),
             leaving=leaving,
             parent=self._parent_of(sequence),
             holds=holds,
@@ -567,12 +577,19 @@ class Scheduler:
         there = [parent for parent in parents if parent is not None]
         return max(there, key=lambda parent: parent.common_with(sequence), default=None)
 
-    def _headroom(self, sequence: Sequence, leaving: Items[Sequence]) -> int:
+    def _headroom(
+        self, sequence: Sequence, leaving: Items[Sequence], *, foresee: bool = True
+    ) -> int:
+        staying = [one for one in self._running if one not in leaving]
+        foreseen = 0
+        if foresee and policy.foresees(self.limits):
+            foreseen = self.manager.foreseen(sequence, staying, leaving, self._lengths)
         return policy.headroom(
             sequence,
             watermark=self.limits.watermark_blocks,
-            alone=len(self._running) == len(leaving),
+            alone=not staying,
             blocks=self.manager.pool.total,
+            foreseen=foreseen,
         )
 
     def _start(self, sequence: Sequence, admission: Admission, chunk: int, draft: _Draft) -> None:
@@ -728,6 +745,8 @@ class Scheduler:
         message: str = "",
     ) -> Finished:
         event = sequence.finish(reason, stop_id, now, message)
+        if reason in ("stop", "length"):
+            self._lengths.learn(sequence.answer_length)
         self.counters.finished[reason] = self.counters.finished.get(reason, 0) + 1
         self.counters.tokens_recomputed += event.receipt.recomputed_tokens
         return event

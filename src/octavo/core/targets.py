@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 from octavo.core.budget import Limits
 from octavo.core.pace import Pace
@@ -23,6 +24,24 @@ LEAST_PROMPT_TOKENS = 16
 """What a step has for prompts at least, whatever the targets: or those would stand still."""
 
 
+class Line(NamedTuple):
+    """What a step costs, as the pace tells it now; 0 while nothing is known."""
+
+    base_s: float
+    token_s: float
+
+    def seconds(self, tokens: int) -> float:
+        return self.base_s + self.token_s * tokens
+
+    def tokens(self, seconds: float) -> int:
+        """How many a step of so many seconds computes."""
+        return int((seconds - self.base_s) / self.token_s + _BREADTH)
+
+
+_BREADTH = 1e-6
+"""So that 19.999999999 tokens are 20."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
     """What the steps ahead can do.
@@ -32,7 +51,7 @@ class Outlook:
     that are in time wait for the rest. `tightest_s` is the least of their TPOT targets.
     """
 
-    pace: Pace
+    line: Line
     tokens: int
     bound: int
     decodes: int
@@ -43,9 +62,8 @@ class Outlook:
         """How long a prompt of so many tokens takes from now, after those that run."""
         chunk = max(self.tokens - self.decodes, 1)
         steps = ceil_div(self.backlog + tokens, chunk)
-        return self.pace.seconds(self.backlog + tokens) + (steps - 1) * self.pace.seconds(
-            self.decodes
-        )
+        beside = (steps - 1) * self.decodes
+        return steps * self.line.base_s + self.line.token_s * (self.backlog + tokens + beside)
 
 
 def outlook(running: Iterable[Sequence], limits: Limits, pace: Pace, now: float) -> Outlook:
@@ -53,6 +71,7 @@ def outlook(running: Iterable[Sequence], limits: Limits, pace: Pace, now: float)
 
     Cost     O(running).
     """
+    line = Line(pace.base_s, pace.token_s)
     bound = decodes = backlog = 0
     tightest_s = inf
     longest_s = limits.tpot_target_s or inf
@@ -63,7 +82,7 @@ def outlook(running: Iterable[Sequence], limits: Limits, pace: Pace, now: float)
             if now > ttft_due_s(sequence, limits):
                 continue
             backlog += sequence.demand
-        elif _is_lost(sequence, first_s, limits, pace, now):
+        elif _is_lost(sequence, first_s, limits, line, now):
             continue
         else:
             decodes += 1
@@ -72,8 +91,8 @@ def outlook(running: Iterable[Sequence], limits: Limits, pace: Pace, now: float)
         bound += 1
         tightest_s = min(tightest_s, tpot_s)
     return Outlook(
-        pace=pace,
-        tokens=_step_tokens(longest_s, decodes, limits.tokens, pace),
+        line=line,
+        tokens=_step_tokens(longest_s, decodes, limits.tokens, line),
         bound=bound,
         decodes=decodes,
         backlog=backlog,
@@ -100,11 +119,11 @@ def tpot_target_s(request: Request, limits: Limits) -> float:
 
 def is_late(sequence: Sequence, limits: Limits, ahead: Outlook, now: float) -> bool:
     """Whether its first token was late, or can no longer be in time."""
-    first_s = sequence.first_token_s
-    if first_s is None:
-        needed = len(sequence.tokens) - sequence.scheduled
-        first_s = now + ahead.prompt_s(needed)
-    return first_s > ttft_due_s(sequence, limits)
+    due_s, first_s = ttft_due_s(sequence, limits), sequence.first_token_s
+    if first_s is not None:
+        return first_s > due_s
+    left = len(sequence.tokens) - sequence.scheduled
+    return now > due_s or (due_s != inf and now + ahead.prompt_s(left) > due_s)
 
 
 def excess_tokens(ahead: Outlook, started: Items[Request], limits: Limits) -> int:
@@ -113,16 +132,16 @@ def excess_tokens(ahead: Outlook, started: Items[Request], limits: Limits) -> in
 
     Nobody is kept from an engine in which nothing is in time.
     """
-    pace = ahead.pace
+    line = ahead.line
     bound = ahead.bound + len(started)
-    if not bound or not pace.token_s:
+    if not bound or not line.token_s:
         return 0
-    alone_s = pace.seconds(1)
+    alone_s = line.seconds(1)
     targets = (tpot_target_s(request, limits) for request in started)
     tightest_s = min((ahead.tightest_s, *(one for one in targets if alone_s <= one)))
     if tightest_s == inf:
         return 0
-    return max(0, bound + 1 + LEAST_PROMPT_TOKENS - _fitting(tightest_s, pace))
+    return max(0, bound + 1 + LEAST_PROMPT_TOKENS - line.tokens(tightest_s))
 
 
 def _drawn(sequence: Sequence) -> int:
@@ -130,23 +149,18 @@ def _drawn(sequence: Sequence) -> int:
     return sequence.answer_length - len(sequence.request.emitted) + sequence.promised
 
 
-def _is_lost(sequence: Sequence, first_s: float, limits: Limits, pace: Pace, now: float) -> bool:
+def _is_lost(sequence: Sequence, first_s: float, limits: Limits, line: Line, now: float) -> bool:
     """Whether its first token was late, or its last will be, were it alone from now on."""
     if first_s > ttft_due_s(sequence, limits):
         return True
     tpot_s = tpot_target_s(sequence.request, limits)
     left = sequence.request.max_tokens - sequence.answer_length - sequence.promised
     due_s = first_s + tpot_s * (_drawn(sequence) + left - 1)
-    return now + left * pace.seconds(1) > due_s
+    return now + left * line.seconds(1) > due_s
 
 
-def _step_tokens(longest_s: float, decodes: int, most: int, pace: Pace) -> int:
+def _step_tokens(longest_s: float, decodes: int, most: int, line: Line) -> int:
     """The tokens of a step that lasts no longer; all answers go on, and prompts by a little."""
-    if longest_s == inf or not pace.token_s:
+    if longest_s == inf or not line.token_s:
         return most
-    return min(max(_fitting(longest_s, pace), decodes + LEAST_PROMPT_TOKENS), most)
-
-
-def _fitting(seconds: float, pace: Pace) -> int:
-    """How many tokens a step of so many seconds computes."""
-    return int((seconds - pace.base_s) / pace.token_s)
+    return min(max(line.tokens(longest_s), decodes + LEAST_PROMPT_TOKENS), most)

@@ -46,6 +46,7 @@ _SHORT_OF = {
     "blocks": "KV blocks short by {:,}",
     "rows": "all rows were taken",
     "tokens": "the step's token budget was spent",
+    "predicted": "those that ran were expected to need {:,} KV blocks more than there were",
     "slo": "a longer step would break the TPOT target of those under way ({:,} tokens short)",
     "in_flight": "steps in flight were to give it tokens ({:,})",
     "in_transfer": "KV blocks still on their way to the swap space ({:,})",

@@ -88,6 +88,7 @@ def test_salts_are_told_apart_and_not_told(http: httpx.Client) -> None:
     assert "secret" not in answer.text
     (prompt,) = answer.json()["prompts"]
     assert reasons(prompt)[0] == (0, 2, "other_salt")
+    assert prompt["summary"].endswith("blocks 0-1 cached under another salt only")
     theirs = explain(http, prompt=HELLO, cache_salt="secret of others")
     assert reasons(theirs)[0] == (0, 2, "hit")
     assert reasons(explain(http, prompt=HELLO, cache="off")) == [(0, 3, "cache_off")]

@@ -60,7 +60,7 @@ def _stretches(
         _fares(cache, sequence, found, size, index, elsewhere)
         for index in range(hits, ceil_div(len(sequence.tokens), size))
     ]
-    if rest:
+    if rest and not rest[0].why.startswith("other_"):
         rest[0] = replace(rest[0], differs=_difference(cache, sequence, hits, size))
     for _, group in groupby(rest, key=lambda one: (one.why, one.alike, one.by, one.plan_id)):
         alike = list(group)

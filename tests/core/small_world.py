@@ -218,6 +218,7 @@ def make(place: Place, call: Call) -> None:
     answer = place.core.answer(call)
     if isinstance(call, Plan):
         check_pins(scheduler, place.now)
+        assert scheduler.holds.pinned_blocks <= scheduler.limits.pinned_blocks
     if answer is None:
         assert running == scheduler.running, "no plan, yet something happened"
         assert place.plans or place.idle, "nothing can move"

@@ -327,3 +327,23 @@ def test_a_parent_that_has_gone_on_is_no_parent_any_more(random: Random) -> None
         serving.submit(request("a", prompt(random, 30), 30, branches=2, sampling=DRAWN))
         serving.finish()
         assert admitted(serving, "a#1").cached_tokens >= tokens - (tokens % 4)
+
+
+def test_a_session_may_end_before_it_computed_anything(random: Random) -> None:
+    """All but the last of 13 tokens is found, with what position 12 sees; then the caller ends it.
+    Who goes on with all 13 does so there, who asks for 12 again computes what is not held."""
+    serving = Serving(Setup(blocks=20, block_size=4, windows=(None, 5)))
+    tokens = prompt(random, 13)
+    serving.submit(request("warm", tokens, 1))
+    serving.finish()
+    serving.submit(request("a", tokens, 5, keep=True))
+    serving.launch()
+    serving.cancel("a", reason="stop")
+    (hold,) = serving.scheduler.holds.sessions
+    assert [table.first for table in hold.tables] == [0, 2]
+    serving.finish()
+    serving.flush()
+    for count, shared in ((13, 12), (12, 0)):
+        serving.submit(request(f"after {count}", tokens[:count], 3, after="a"))
+        serving.finish()
+        assert admitted(serving, f"after {count}").cached_tokens == shared

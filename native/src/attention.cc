@@ -222,9 +222,14 @@ OCTAVO_INLINE void blend_columns(const float* weights, const Bf16* const* values
                                  Index first, Index tiles, Index column, float* results,
                                  Index record, const Bf16* const* ahead) {
   Floats sums[R][C * WIDTH] = {};
-  for (int r = 0; first > 0 && r < R; ++r) {
-    for (int c = 0; c < C * WIDTH; ++c)
-      sums[r][c] = load(results + r * record + column + c * LANES);
+  if (first > 0) {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 16
+      for (int c = 0; c < C * WIDTH; ++c) {
+        sums[r][c] = load(results + r * record + column + c * LANES);
+      }
+    }
   }
   for (Index t = first; t < tiles; ++t) {
     if (ahead != nullptr) fetch(ahead[t] + column * TILE, C * TILE * TILE);

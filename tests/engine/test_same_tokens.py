@@ -4,7 +4,8 @@ Alone, together, in any order of arrival, in steps of 16, 64 or 2,048 tokens, wi
 two, from a warm prefix cache, or in a pool so small that requests are preempted again and again:
 the tokens and log-probabilities of a request are equal, by ==. For each instruction set here on a
 small random network, whose near ties would show a change of one bit, and on the demo model; with
-weights in bfloat16, and in eight and four bits.
+weights in bfloat16, and in eight and four bits; with layers that see all, and with some that see a
+window.
 """
 
 import json
@@ -26,8 +27,11 @@ from octavo.core.prefix_cache import PrefixCache
 from octavo.core.request import Request, Sampling
 from octavo.core.scheduler import Scheduler
 from octavo.core.swap import HostArena, SwapSetup
+from octavo.core.windows import blocks_for
 from octavo.engine.engine import Engine
+from octavo.models.decoder import Decoder
 from octavo.models.loader import Model, load_model
+from octavo.models.spec import layer_groups
 from octavo.ops.native import NativeOps, available_sets
 from octavo.runtime.movers import Mover
 from octavo.runtime.runner import ModelRunner
@@ -127,23 +131,30 @@ class Served:
     path: Path
     isa: str
     quantization: Quantization = "none"
+    windows: tuple[int | None, ...] | None = None
+    """What each layer sees instead of all; None leaves the model as it is."""
     models: dict[int, tuple[NativeOps, Model]] = field(default_factory=dict)
 
     def model(self, threads: int) -> tuple[NativeOps, Model]:
         if threads not in self.models:
             ops = NativeOps(threads=threads, isa=self.isa)
-            self.models[threads] = (
+            model = load_model(
+                self.path,
                 ops,
-                load_model(
-                    self.path,
-                    ops,
-                    2048,
-                    quantization=self.quantization,
-                    max_rows=SEQUENCES,
-                    max_context=MAX_CONTEXT,
-                ),
+                2048,
+                quantization=self.quantization,
+                max_rows=SEQUENCES,
+                max_context=MAX_CONTEXT,
             )
+            self.models[threads] = ops, model if self.windows is None else self.sliding(model, ops)
         return self.models[threads]
+
+    def sliding(self, model: Model, ops: NativeOps) -> Model:
+        """The same weights with other layer groups."""
+        assert self.windows is not None
+        spec = replace(model.spec, groups=layer_groups(self.windows))
+        sizes = {"max_tokens": 2048, "max_rows": SEQUENCES, "max_context": MAX_CONTEXT}
+        return Model(spec, Decoder(spec, model.decoder.weights, ops, **sizes))
 
     def engine(
         self,
@@ -155,8 +166,11 @@ class Served:
         preemption: Preemption = "auto",
         host_blocks: int = 0,
     ) -> Engine:
+        """A pool that holds `blocks` blocks of one sequence, or many of several."""
         ops, model = self.model(threads)
         layout = model.spec.kv_layout(16)
+        windows = tuple(group.window for group in model.spec.groups)
+        blocks = blocks_for(windows, 16 * blocks, 16)
         storage, host = KVStorage(layout, blocks), KVStorage(layout, host_blocks)
         storage.poison()
         host.poison()
@@ -172,12 +186,14 @@ class Served:
             storage,
             rows=sequences,
             max_context=MAX_CONTEXT,
+            groups=len(windows),
             mover=Mover(storage, host),
         )
         manager = BlockManager(
             blocks=blocks,
             block_size=16,
-            cache=PrefixCache(block_size=16),
+            windows=windows,
+            cache=PrefixCache(block_size=16, windows=windows),
             arena=HostArena(swap),
         )
         limits = Limits(
@@ -224,6 +240,7 @@ BEST = available_sets()[0]
         *((isa, "none") for isa in available_sets()),
         (BEST, "int8"),
         (BEST, "int4"),
+        (BEST, "windows"),
         ("demo", "none"),
         ("demo", "stored"),
     ],
@@ -238,8 +255,10 @@ def served(
     if where == "demo":
         return Served(demo_model_path, BEST, quantization)
     folder = tmp_path_factory.mktemp("network") / where
-    seed = random.SystemRandom().randrange(2**32)
-    return Served(write_network(folder, seed), where, quantization)
+    path = write_network(folder, random.SystemRandom().randrange(2**32))
+    if quantization == "windows":
+        return Served(path, where, windows=(20, None, 20))
+    return Served(path, where, quantization)
 
 
 @pytest.fixture(scope="module")
@@ -362,5 +381,9 @@ def test_branches_hold_the_blocks_of_their_prompt_once(served: Served) -> None:
     while not engine.idle:
         engine.step()
         most = max(most, engine.status().blocks_owned)
-    assert most <= 90 // 16 + 8 * (-(-119 // 16) - 90 // 16)
+    whole = 90 // 16 + 8 * (-(-119 // 16) - 90 // 16)
+    windows = [group.window for group in served.model(2)[1].spec.groups]
+    assert most <= sum(
+        whole if window is None else 8 * (-(-window // 16) + 1) for window in windows
+    )
     assert engine.status().tokens_computed == 90 + 7 + 8 * 29

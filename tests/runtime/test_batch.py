@@ -36,3 +36,15 @@ def test_a_step_that_samples_nothing_has_no_logit_rows() -> None:
     spans = [Span(0, 0, 3, (1, 2, 3), False)]
     batch = make_batch(spans, [span.tokens for span in spans], tables, block_size=4)
     assert batch.logit_rows.shape == (0,)
+
+
+def test_entries_that_a_window_has_left_behind_say_anything() -> None:
+    """A table may begin in the middle; what stood there before, or -1, goes to the kernels as it is:
+    they do not follow it."""
+    tables = RowTables(rows=2, width=6, groups=2)
+    tables.apply([TableWrite(0, 0, 0, (9, 8, 7)), TableWrite(0, 1, 0, (1, 2, 3))])
+    tables.apply([TableWrite(0, 0, 0, (4, 5, 6, 0)), TableWrite(0, 1, 2, (11, 12))])
+    span = Span(0, 14, 15, (1,), True)
+    batch = make_batch([span], [span.tokens], tables, block_size=4)
+    np.testing.assert_array_equal(batch.tables[0], [[4, 5, 6, 0]])
+    np.testing.assert_array_equal(batch.tables[1], [[1, 2, 11, 12]])

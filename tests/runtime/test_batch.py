@@ -39,8 +39,8 @@ def test_a_step_that_samples_nothing_has_no_logit_rows() -> None:
 
 
 def test_entries_that_a_window_has_left_behind_say_anything() -> None:
-    """A table may begin in the middle; what stood there before, or -1, goes to the kernels as it is:
-    they do not follow it."""
+    """A table may begin in the middle; what stood there before goes to the kernels as it is: they
+    do not follow it."""
     tables = RowTables(rows=2, width=6, groups=2)
     tables.apply([TableWrite(0, 0, 0, (9, 8, 7)), TableWrite(0, 1, 0, (1, 2, 3))])
     tables.apply([TableWrite(0, 0, 0, (4, 5, 6, 0)), TableWrite(0, 1, 2, (11, 12))])

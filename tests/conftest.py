@@ -25,6 +25,12 @@ def pytest_report_header() -> str:
     return f"octavo: inputs drawn from OCTAVO_TEST_SEED={SEED}"
 
 
+@pytest.fixture(scope="session")
+def run_seed() -> int:
+    """The seed of the whole run, for what several tests share."""
+    return SEED
+
+
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
     """A seed of this test's own: other tests, and their order, do not change it."""

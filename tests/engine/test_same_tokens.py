@@ -23,7 +23,7 @@ from octavo.core.block_manager import BlockManager
 from octavo.core.budget import Limits, Preemption
 from octavo.core.events import Finished, Token
 from octavo.core.invariants import check
-from octavo.core.prefix_cache import PrefixCache
+from octavo.core.prefix_cache import HashFunction, PrefixCache, sha256
 from octavo.core.request import Request, Sampling
 from octavo.core.scheduler import Scheduler
 from octavo.core.swap import HostArena, SwapSetup
@@ -165,6 +165,7 @@ class Served:
         sequences: int = SEQUENCES,
         preemption: Preemption = "auto",
         host_blocks: int = 0,
+        hash_function: HashFunction = sha256,
     ) -> Engine:
         """A pool that holds `blocks` blocks of one sequence, or many of several."""
         ops, model = self.model(threads)
@@ -193,7 +194,7 @@ class Served:
             blocks=blocks,
             block_size=16,
             windows=windows,
-            cache=PrefixCache(block_size=16, windows=windows),
+            cache=PrefixCache(block_size=16, windows=windows, hash_function=hash_function),
             arena=HostArena(swap),
         )
         limits = Limits(
@@ -250,22 +251,21 @@ def served(
     request: pytest.FixtureRequest,
     demo_model_path: Path,
     tmp_path_factory: pytest.TempPathFactory,
+    run_seed: int,
 ) -> Served:
     where, quantization = request.param
     if where == "demo":
         return Served(demo_model_path, BEST, quantization)
     folder = tmp_path_factory.mktemp("network") / where
-    path = write_network(folder, random.SystemRandom().randrange(2**32))
+    path = write_network(folder, run_seed)
     if quantization == "windows":
         return Served(path, where, windows=(20, None, 20))
     return Served(path, where, quantization)
 
 
 @pytest.fixture(scope="module")
-def requests(served: Served) -> list[Request]:
-    seed = random.SystemRandom().randrange(2**32)
-    print(f"requests from seed {seed}")
-    return mixed_requests(seed, served.model(2)[1].spec.vocab_size)
+def requests(served: Served, run_seed: int) -> list[Request]:
+    return mixed_requests(run_seed, served.model(2)[1].spec.vocab_size)
 
 
 @pytest.fixture(scope="module")
@@ -309,6 +309,18 @@ def test_from_a_warm_prefix_cache(
     warm = serve(engine, again)
     assert {name.removeprefix("again-"): answer for name, answer in warm.items()} == together
     assert engine.status().prefix_tokens_hit > hits_before
+
+
+def test_with_one_hash_for_all_blocks(
+    served: Served, requests: list[Request], together: Answers
+) -> None:
+    """Every key is the same: less is found than could be, and never something wrong."""
+    engine, chosen = served.engine(hash_function=lambda content: b"same"), requests[::3]
+    expected = {request.id: together[request.id] for request in chosen}
+    assert serve(engine, chosen) == expected
+    again = [replace(request, id=f"again-{request.id}") for request in chosen]
+    warm = serve(engine, again)
+    assert {name.removeprefix("again-"): answer for name, answer in warm.items()} == expected
 
 
 @pytest.mark.parametrize(

@@ -481,6 +481,15 @@ def spends_more_than_the_budget(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Budget, "grant", lambda budget, demand: demand)
 
 
+def admits_above_a_lowered_limit(patch: pytest.MonkeyPatch) -> None:
+    """The limit on rows is that of the start, whatever holds now."""
+
+    def missing(scheduler: Scheduler, leaving: int = 0) -> int:
+        return len(scheduler.running) - leaving + 1 - scheduler.ceilings.sequences
+
+    patch.setattr(Scheduler, "_rows_missing", missing)
+
+
 def publishes_one_block_for_two_prefixes(patch: pytest.MonkeyPatch) -> None:
     """A block that is published already is published again for what its next owner computed."""
     publish = PrefixCache.publish
@@ -599,6 +608,7 @@ WRONG_BOOKS: list[Patch] = [
     counts_a_revived_block_twice,
     holds_nothing_back,
     spends_more_than_the_budget,
+    admits_above_a_lowered_limit,
     publishes_one_block_for_two_prefixes,
     keeps_the_slots_of_the_ended,
     trusts_moves_that_failed,

@@ -78,6 +78,17 @@ CHUNKS = World(
 )
 """Prompts longer than the budget of a step, admitted for their first chunk."""
 
+PREDICTED = World(
+    setup=setup(5, admission="predicted"),
+    requests=(
+        request("a", (1, 2, 3), 4),
+        request("b", (1, 2, 4), 3),
+        request("c", (1, 2), 2, priority=-1),
+    ),
+    cancels=False,
+)
+"""Room is kept for the longest that each answer may become: nobody yields but for a priority."""
+
 TROUBLES = World(
     setup=setup(5, watermark_blocks=1),
     requests=(
@@ -209,6 +220,7 @@ WORLDS = {
     "branches": BRANCHES,
     "salts": SALTS,
     "chunks": CHUNKS,
+    "predicted": PREDICTED,
     "troubles": TROUBLES,
     "groups": GROUPS,
     "windows": WINDOWS,

@@ -1,6 +1,6 @@
-"""The same overload under each policy: who is served in time, how long others wait, how fairly.
+"""The same overload under each policy, and the same crowd under each rule of admission.
 
-    python benchmarks/core/policies.py [--load 1.5] [--seconds 600] [--seed 1]
+    python benchmarks/core/policies.py [--load 1.5] [--seconds 1200] [--seed 1]
 
 Virtual time: the real scheduler and block manager, and a runner that says how long each step takes
 on this machine. Arrivals are open-loop: nobody waits for an answer before the next request comes.
@@ -9,32 +9,32 @@ on this machine. Arrivals are open-loop: nobody waits for an answer before the n
 import argparse
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import get_args
 
-from octavo.core.budget import Limits
+from octavo.core.budget import AdmissionRule, Limits, Policy
 from octavo.core.calls import CoreSetup
 from octavo.core.events import Finished, Receipt, Refused
 from octavo.core.fairness import ANSWER_WEIGHT, PROMPT_WEIGHT
 from octavo.core.request import Request
+from octavo.core.scheduler import Scheduler
 from octavo.core.setup import scheduler_of
 from octavo.simulate.cost import STOP, Cost, CostRunner
 
 COST = Cost(base_s=0.020, token_s=0.0045)
 """SmolLM2-135M on two cores: 64 decodes a step take 0.31 s, which is W1's 200 tokens/s."""
-TTFT_TARGET_S = 6.0
-TPOT_TARGET_S = 0.200
-LIMITS = Limits(
-    sequences=64,
-    tokens=512,
-    watermark_blocks=10,
-    aging_s=300.0,
-    ttft_target_s=TTFT_TARGET_S,
-    tpot_target_s=TPOT_TARGET_S,
-)
+STEP_TOKENS = 40
+"""Of a step that lasts as long as the TPOT target; load 1 is what steps of this size compute."""
+LIMITS = Limits(sequences=64, tokens=512, aging_s=300.0, ttft_target_s=6.0, tpot_target_s=0.200)
 BLOCKS = 1000
 """16,000 tokens: about forty of these requests."""
+FEW_BLOCKS = 400
+WATERMARKS = (0.0, 0.01, 0.05)
+"""Shares of the pool."""
+CROWD = 400
+"""Requests that all come at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,41 +48,44 @@ class Arrival:
 class Outcome:
     """What became of one run."""
 
+    scheduler: Scheduler
     requests: dict[str, Request]
+    demand: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    """Weighted tokens each tenant asked for."""
     receipts: dict[str, Receipt] = field(default_factory=dict)
     service: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     """Weighted tokens each tenant got while requests came."""
-    preemptions: int = 0
+    owned: list[float] = field(default_factory=list)
+    """The share of the pool that sequences own, at each step."""
+    ended_s: float = 0.0
 
 
 def arrivals(load: float, seconds: float, random: Random) -> list[Arrival]:
     """A flood in bursts of half the load, and three tenants that each bring a sixth of it.
 
-    One request in four is of high priority. Load 1 is what the engine can compute.
+    One request in eight is of high priority. Load 1 is what the engine can compute.
     """
     rate = load * capacity(random)
     found: list[Arrival] = []
-    for tenant, share, burst in (
-        ("flood", 1 / 2, 4),
-        ("a", 1 / 6, 1),
-        ("b", 1 / 6, 1),
-        ("c", 1 / 6, 1),
-    ):
+    for tenant, share, burst in (("flood", 3, 4), ("a", 1, 1), ("b", 1, 1), ("c", 1, 1)):
         at_s = 0.0
-        while (at_s := at_s + random.expovariate(rate * share / burst)) < seconds:
+        while (at_s := at_s + random.expovariate(rate * share / 6 / burst)) < seconds:
             for _ in range(random.randint(1, 2 * burst - 1)):
-                prompt, answer = lengths(random)
-                number = len(found)
-                request = Request(
-                    id=f"{tenant}{number}",
-                    prompt=tuple(random.choices(range(2, 40_000), k=prompt)),
-                    max_tokens=512,
-                    stop_token_ids=frozenset({STOP}),
-                    priority=0 if random.random() < 0.25 else 1,
-                    tenant=tenant,
-                )
-                found.append(Arrival(at_s=at_s, request=request, answer=answer))
+                found.append(arrival(at_s, f"{tenant}{len(found)}", tenant, random))
     return sorted(found, key=lambda one: one.at_s)
+
+
+def arrival(at_s: float, name: str, tenant: str, random: Random) -> Arrival:
+    prompt, answer = lengths(random)
+    request = Request(
+        id=name,
+        prompt=tuple(random.choices(range(2, 40_000), k=prompt)),
+        max_tokens=512,
+        stop_token_ids=frozenset({STOP}),
+        priority=0 if random.random() < 0.125 else 1,
+        tenant=tenant,
+    )
+    return Arrival(at_s=at_s, request=request, answer=answer)
 
 
 def lengths(random: Random) -> tuple[int, int]:
@@ -93,15 +96,18 @@ def lengths(random: Random) -> tuple[int, int]:
 
 
 def capacity(random: Random) -> float:
-    """Requests a second that the engine computes when steps hold 30 tokens."""
+    """Requests a second that the engine computes."""
     sizes = [sum(lengths(random)) for _ in range(5000)]
-    return 30 / COST.seconds(30) / statistics.fmean(sizes)
+    return STEP_TOKENS / COST.seconds(STEP_TOKENS) / statistics.fmean(sizes)
 
 
-def serve(limits: Limits, incoming: Sequence[Arrival], seconds: float) -> Outcome:
-    scheduler = scheduler_of(CoreSetup(blocks=BLOCKS, block_size=16, limits=limits))
+def serve(limits: Limits, incoming: Sequence[Arrival], seconds: float, blocks: int) -> Outcome:
+    scheduler = scheduler_of(CoreSetup(blocks=blocks, block_size=16, limits=limits))
     runner = CostRunner(COST, {one.request.id: one.answer for one in incoming})
-    outcome = Outcome({one.request.id: one.request for one in incoming})
+    outcome = Outcome(scheduler, {one.request.id: one.request for one in incoming})
+    for one in incoming:
+        asked = PROMPT_WEIGHT * len(one.request.prompt) + ANSWER_WEIGHT * one.answer
+        outcome.demand[one.request.tenant] += asked
     coming = list(reversed(incoming))
     while coming or not scheduler.idle:
         if scheduler.idle:
@@ -112,38 +118,17 @@ def serve(limits: Limits, incoming: Sequence[Arrival], seconds: float) -> Outcom
             assert not refused, refused
         plan = scheduler.plan(runner.now)
         assert plan is not None
+        outcome.owned.append(scheduler.manager.pool.owned / blocks)
         for event in scheduler.commit(plan, runner.execute(plan), runner.now):
             assert not isinstance(event, Refused)
-            tenant = outcome.requests[event.request_id].tenant
             if isinstance(event, Finished):
                 outcome.receipts[event.request_id] = event.receipt
             elif runner.now <= seconds:
-                outcome.service[tenant] += ANSWER_WEIGHT
-                if event.index == 0:
-                    prompt = len(outcome.requests[event.request_id].prompt)
-                    outcome.service[tenant] += PROMPT_WEIGHT * prompt
-    outcome.preemptions = scheduler.counters.preemptions
+                request = outcome.requests[event.request_id]
+                served = 0 if event.number else PROMPT_WEIGHT * len(request.prompt)
+                outcome.service[request.tenant] += ANSWER_WEIGHT + served
+    outcome.ended_s = runner.now
     return outcome
-
-
-def row(name: str, outcome: Outcome, seconds: float) -> str:
-    receipts = outcome.receipts.values()
-    ttfts = sorted(ttft(one) for one in receipts)
-    tpots = sorted(tpot(one) for one in receipts)
-    good = sum(ttft(one) <= TTFT_TARGET_S and tpot(one) <= TPOT_TARGET_S for one in receipts)
-    high = [
-        ttft(one) <= TTFT_TARGET_S and tpot(one) <= TPOT_TARGET_S
-        for name, one in outcome.receipts.items()
-        if outcome.requests[name].priority == 0
-    ]
-    service = list(outcome.service.values())
-    return (
-        f"{name:16} {len(ttfts):6} {60 * good / seconds:8.1f} {100 * good / len(ttfts):5.0f} %"
-        f" {100 * statistics.fmean(high):5.0f} %"
-        f" {at(ttfts, 0.5):8.1f} {at(ttfts, 0.99):8.1f} {1e3 * at(tpots, 0.5):8.0f}"
-        f" {1e3 * at(tpots, 0.99):8.0f} {outcome.preemptions:7} {jain(service):6.3f}"
-        f" {sum(service) / seconds:7.0f}"
-    )
 
 
 def ttft(receipt: Receipt) -> float:
@@ -153,34 +138,92 @@ def ttft(receipt: Receipt) -> float:
 
 def tpot(receipt: Receipt) -> float:
     assert receipt.first_token_s is not None
-    spans = receipt.completion_tokens - 1
-    return (receipt.finished_s - receipt.first_token_s) / spans if spans else 0.0
+    gaps = receipt.completion_tokens - 1
+    return (receipt.finished_s - receipt.first_token_s) / gaps if gaps else 0.0
 
 
-def at(ordered: Sequence[float], share: float) -> float:
-    return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
+def is_good(receipt: Receipt) -> bool:
+    ttft_s, tpot_s = LIMITS.ttft_target_s, LIMITS.tpot_target_s
+    assert ttft_s is not None
+    assert tpot_s is not None
+    return ttft(receipt) <= ttft_s and tpot(receipt) <= tpot_s
 
 
-def jain(service: Sequence[float]) -> float:
-    """1 when all got the same, 1 / n when one got all."""
-    return sum(service) ** 2 / (len(service) * sum(one * one for one in service))
+def at(values: Sequence[float], share: float) -> float:
+    return sorted(values)[min(int(share * len(values)), len(values) - 1)]
+
+
+def fairness(service: Mapping[str, float], demand: Mapping[str, float]) -> float:
+    """Jain's index of what each tenant got of its max-min fair share of what all got: 1 when each
+    got the same part, 1 / n when one got all."""
+    shares, left = {}, sum(service.values())
+    for rank, tenant in enumerate(sorted(demand, key=lambda one: demand[one])):
+        shares[tenant] = min(demand[tenant], left / (len(demand) - rank))
+        left -= shares[tenant]
+    parts = [service[tenant] / shares[tenant] for tenant in demand]
+    return sum(parts) ** 2 / (len(parts) * sum(part * part for part in parts))
+
+
+def policy_row(outcome: Outcome, seconds: float) -> list[str]:
+    receipts = list(outcome.receipts.values())
+    good = [name for name, one in outcome.receipts.items() if is_good(one)]
+    high = [name for name, one in outcome.requests.items() if one.priority == 0]
+    ttfts, tpots = [ttft(one) for one in receipts], [1e3 * tpot(one) for one in receipts]
+    return [
+        f"{60 * len(good) / seconds:.1f}",
+        f"{100 * len(good) / len(receipts):.0f} %",
+        f"{100 * len({*good} & {*high}) / len(high):.0f} %",
+        f"{at(ttfts, 0.5):.1f}",
+        f"{at(ttfts, 0.99):.0f}",
+        f"{at(tpots, 0.5):.0f}",
+        f"{at(tpots, 0.99):.0f}",
+        f"{outcome.scheduler.counters.preemptions}",
+        f"{fairness(outcome.service, outcome.demand):.3f}",
+    ]
+
+
+def admission_row(outcome: Outcome) -> list[str]:
+    counters = outcome.scheduler.counters
+    return [
+        f"{counters.preemptions}",
+        f"{counters.tokens_recomputed:,}",
+        f"{100 * statistics.median(outcome.owned):.0f} %",
+        f"{counters.tokens_sampled / outcome.ended_s:.1f}",
+        f"{outcome.ended_s:.0f}",
+    ]
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--load", type=float, default=1.5)
-    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--seconds", type=float, default=1200.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--policy", nargs="+", default=["fcfs", "priority", "fair", "slo"])
     asked = parser.parse_args()
     incoming = arrivals(asked.load, asked.seconds, Random(asked.seed))
-    print(
-        f"{'policy':16} {'served':>6} {'good/min':>8} {'good':>7} {'high':>7} {'TTFT p50':>8}"
-        f" {'p99 s':>8} {'TPOT p50':>8} {'p99 ms':>8} {'preempt':>7} {'Jain':>6} {'service':>7}"
-    )
-    for policy in asked.policy:
-        outcome = serve(replace(LIMITS, policy=policy), incoming, asked.seconds)
-        print(row(policy, outcome, asked.seconds), flush=True)
+    rows = []
+    for policy in get_args(Policy):
+        limits = replace(LIMITS, policy=policy, watermark_blocks=BLOCKS // 100)
+        outcome = serve(limits, incoming, asked.seconds, BLOCKS)
+        rows.append([policy, *policy_row(outcome, asked.seconds)])
+    print(f"{len(incoming)} requests in {asked.seconds:g} s, {asked.load:g} times the capacity\n")
+    head = "policy, good/min, good, of high priority, TTFT p50 s, p99, TPOT p50 ms, p99"
+    print(table([*head.split(", "), "preemptions", "fairness"], rows))
+    crowd = [replace(one, at_s=0.0) for one in incoming[:CROWD]]
+    rows = []
+    for rule in get_args(AdmissionRule):
+        for share in WATERMARKS if rule == "full" else (0.01,):
+            watermark = int(share * FEW_BLOCKS)
+            limits = replace(LIMITS, policy="fcfs", admission=rule, watermark_blocks=watermark)
+            outcome = serve(limits, crowd, asked.seconds, FEW_BLOCKS)
+            rows.append([rule, f"{share:.0%}", *admission_row(outcome)])
+    print(f"\n{len(crowd)} requests at once, {16 * FEW_BLOCKS:,} tokens of KV\n")
+    head = "admission, watermark, preemptions, recomputed tokens, pool owned, tokens/s, seconds"
+    print(table(head.split(", "), rows))
 
 
 if __name__ == "__main__":

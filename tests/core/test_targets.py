@@ -8,6 +8,7 @@ from octavo.core.prefix_cache import Context
 from octavo.core.request import Request
 from octavo.core.sequence import Sequence
 from octavo.core.targets import (
+    AIM,
     LEAST_PROMPT_TOKENS,
     Outlook,
     excess_tokens,
@@ -16,7 +17,9 @@ from octavo.core.targets import (
     turn_s,
 )
 
-LIMITS = Limits(sequences=64, tokens=512, ttft_target_s=2.0, tpot_target_s=0.12, aging_s=300.0)
+LIMITS = Limits(
+    sequences=64, tokens=512, ttft_target_s=2.0, tpot_target_s=0.12 / AIM, aging_s=300.0
+)
 
 
 def pace() -> Pace:
@@ -60,7 +63,7 @@ def seen(*members: Sequence, now: float = 1.0, limits: Limits = LIMITS) -> Outlo
 def test_a_step_lasts_as_long_as_the_tightest_target_allows() -> None:
     on_time = running(drawn=1, first_s=1.0)
     assert seen(on_time).tokens == 20
-    tighter = running(drawn=1, first_s=1.0, tpot_target_s=0.1)
+    tighter = running(drawn=1, first_s=1.0, tpot_target_s=0.1 / AIM)
     assert seen(on_time, tighter).tokens == 18  # 16 that prompts have at least, and two answers
     looser = running(drawn=1, first_s=1.0, tpot_target_s=0.2)
     assert seen(looser).tokens == 20  # the target that all have who bring none bounds it still
@@ -69,7 +72,7 @@ def test_a_step_lasts_as_long_as_the_tightest_target_allows() -> None:
 def test_who_is_behind_gets_shorter_steps_until_it_has_caught_up() -> None:
     """Due at 1.12 s; at 1.02 s a tenth of a second is left."""
     one = running(drawn=1, first_s=1.0)
-    loose = Limits(sequences=64, tokens=512, ttft_target_s=2.0, tpot_target_s=0.4)
+    loose = Limits(sequences=64, tokens=512, ttft_target_s=2.0, tpot_target_s=0.4 / AIM)
     sizes = [
         seen(running(drawn=1, first_s=1.0), now=now, limits=loose).tokens
         for now in (1.0, 1.2, 1.35)

@@ -320,6 +320,16 @@ def test_who_is_late_ends_under_an_endless_flood_of_those_in_time() -> None:
     assert ends[5.0] < 20 < 40 <= ends[None]
 
 
+def test_the_backlog_of_an_overload_takes_no_more_than_its_share() -> None:
+    """Ten seconds of waiting are worth a class. After twenty those that are late have climbed: did
+    they come first, nobody would be in time any more."""
+    arrivals = [(n * 0.25, request(f"{n}", 40, 10)) for n in range(400)]
+    chosen = limits(ttft_target_s=2.0, tpot_target_s=0.15, aging_s=10.0)
+    _, _, endings = in_time(chosen, arrivals)
+    good = [first_after(endings[f"{n}"]) <= 2.0 for n in range(400)]
+    assert sum(good[300:]) > 20
+
+
 def test_who_is_late_yields_to_those_in_time_once() -> None:
     """Else each that came in time would throw out, again and again, one that was late."""
     late = [(0.5, request(f"late {n}", 200, 100, ttft_target_s=0.01)) for n in range(4)]

@@ -3,17 +3,17 @@
 import json
 from dataclasses import replace
 from random import Random
-from typing import get_args
+from typing import get_args, get_type_hints
 
 import msgspec
 from tests.core.serving import Serving, Setup
 from tests.observe.recording import Kept, random_run, small_setup, watched
 
 from octavo.core.calls import Plan
-from octavo.core.events import Difference, Explanation, Fares, Finished, Pinned, Stretch
+from octavo.core.events import Deferred, Difference, Explanation, Fares, Finished, Pinned, Stretch
 from octavo.core.plan import StepPlan
 from octavo.core.request import Pin, Request
-from octavo.observe.explain import Account, account, cache_summary, fares, page, table
+from octavo.observe.explain import _SHORT_OF, Account, account, cache_summary, fares, page, table
 from octavo.observe.lives import Lives
 
 
@@ -267,6 +267,39 @@ def test_limits_that_change_are_told_to_whoever_is_there() -> None:
     serving.finish()
     (told,) = [text for text in texts(told_by(lives, "a")) if "limits" in text]
     assert told == "limits changed: tokens 64 → 16, waiting 2 → none"
+
+
+def test_who_is_admitted_before_others_is_told_so() -> None:
+    lives = Lives()
+    serving = watched(Setup(sequences=1), lives)
+    for name, priority in (("first", 0), ("low", 2), ("lower", 3), ("high", 1)):
+        serving.submit(Request(id=name, prompt=(1, 2), max_tokens=9, priority=priority))
+        serving.step()
+    serving.finish()
+    (admitted,) = (text for text in texts(told_by(lives, "high")) if text.startswith("admitted"))
+    assert admitted.startswith("admitted in row 0 before 2 that came earlier: 2 tokens")
+
+
+def test_a_chunk_says_whether_the_targets_of_others_cut_it() -> None:
+    """A token takes an eighth of a second; the one that answers wants one every two."""
+    lives = Lives()
+    setup = Setup(blocks=40, policy="slo", tpot_target_s=2.0, token_s=0.125)
+    serving = watched(setup, lives)
+    serving.submit(Request(id="answers", prompt=(1, 2, 3), max_tokens=40))
+    for _ in range(3):
+        serving.step()
+    serving.submit(Request(id="long", prompt=tuple(range(5, 65)), max_tokens=2))
+    serving.finish()
+    (filled,) = (text for text in texts(told_by(lives, "long")) if "to compute" in text)
+    assert filled == (
+        "60 tokens to compute in 4 chunks, 3 of them shortened to keep the TPOT target of others"
+    )
+
+
+def test_every_limit_that_one_waits_for_has_words() -> None:
+    """But `prefix`, for which nobody stands first in the queue."""
+    limits = set(get_args(get_type_hints(Deferred)["limit"]))
+    assert limits - {"prefix"} <= _SHORT_OF.keys()
 
 
 def test_why_the_hits_of_an_admission_end_is_told() -> None:

@@ -136,6 +136,7 @@ class Admitted:
     decisions the branches of a request after the first are named `ID#1`, `ID#2` and so on. The KV
     of `swapped_tokens` more comes back from the host arena, in `blocks_moved`. `missed` is the
     block at which the hits of the prefix cache end, and why; None if there is nothing to explain.
+    By the policy it `overtook` so many that had come earlier and wait still.
     """
 
     request_id: str
@@ -149,11 +150,13 @@ class Admitted:
     swapped_tokens: int = 0
     blocks_moved: int = 0
     missed: Stretch | None = None
+    overtook: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
     """A request waits this step: `limit` names what is short, `missing` how much of it.
+
     `slo` is short of tokens too: more would make steps outlast the TPOT target of those that run.
     `predicted` is short of blocks too: those that run are expected to need them.
 

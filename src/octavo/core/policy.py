@@ -26,13 +26,18 @@ from octavo.core.request import Request
 from octavo.core.sequence import Sequence
 from octavo.core.targets import Outlook, excess_tokens, is_late, outlook, turn_s
 
+SHARE_OF_LATE = 4
+"""Those that missed their targets end, and leave most to those in time: did they all come first
+once they have waited for long, nobody would be in time any more after that."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Circumstances:
     """What an order may depend on besides the sequences.
 
     The `highest` and `lowest` classes are those of the lowest and highest priority values that are
-    live; `ahead` is there when latency targets count.
+    live; `ahead` is there when latency targets count. At one admission of `SHARE_OF_LATE` those
+    come first who missed theirs and have climbed back, `late_first`.
     """
 
     now: float
@@ -42,6 +47,7 @@ class Circumstances:
     lowest: int = 0
     service: ServiceCounters
     ahead: Outlook | None = None
+    late_first: bool = True
 
 
 Key = tuple[float, ...]
@@ -89,8 +95,9 @@ def circumstances(
     priorities: Collection[int],
     service: ServiceCounters,
     pace: Pace,
+    admissions: int = 0,
 ) -> Circumstances:
-    """Those of a plan made now."""
+    """Those of a plan made now, after so many `admissions`."""
     order = _ORDERS[limits.policy]
     return Circumstances(
         now=now,
@@ -100,6 +107,7 @@ def circumstances(
         lowest=max(priorities, default=0),
         service=service,
         ahead=outlook(running, limits, pace, now) if order.targets else None,
+        late_first=admissions % SHARE_OF_LATE == 0,
     )
 
 
@@ -127,7 +135,10 @@ def class_of(sequence: Sequence, at: Circumstances) -> int:
 def turn_of(sequence: Sequence, at: Circumstances) -> int:
     """The class in which it waits for its turn: who can no longer meet its target falls behind
     all that can, and has to climb from there."""
-    return _class(sequence, at, _fallen(sequence, at))
+    fallen = _fallen(sequence, at)
+    if fallen and not at.late_first:
+        return sequence.request.priority + fallen
+    return _class(sequence, at, fallen)
 
 
 def rank_class(sequence: Sequence, at: Circumstances) -> int:

@@ -59,6 +59,14 @@ class Waiting:
         """Who has a sequence here."""
         return {tenant for _, tenant in self._lanes} | {s.request.tenant for s in self._aside}
 
+    def earlier(self, sequence: Sequence) -> int:
+        """How many that never ran and wait for their turn arrived before `sequence`."""
+        first, last = (inf, -1, 0), (inf, *sequence.order)
+        return sum(
+            bisect_left(lane, last, key=_place) - bisect_left(lane, first, key=_place)
+            for lane in self._lanes.values()
+        )
+
     def add(self, sequence: Sequence) -> None:
         self._enter(sequence)
         self._count += 1

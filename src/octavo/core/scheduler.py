@@ -252,6 +252,7 @@ class Scheduler:
             priorities=self._live,
             service=self._service,
             pace=self.pace,
+            admissions=self._tickets,
         )
         draft = _Draft(self._plans, at, policy.budget(at))
         self._untold += self.holds.expire(now)
@@ -594,6 +595,7 @@ class Scheduler:
 
     def _start(self, sequence: Sequence, admission: Admission, chunk: int, draft: _Draft) -> None:
         resumed = sequence.preemptions > 0
+        overtook = self._waiting.earlier(sequence)
         self._waiting.remove(sequence, draft.at.now)
         self._running.append(sequence)
         row = self._rows.pop()
@@ -624,6 +626,7 @@ class Scheduler:
                 moved_in,
                 len(admission.moves),
                 self._missed(sequence, admission, resumed),
+                0 if resumed else overtook,
             )
         )
         self.holds.hit(sequence, draft.at.now)

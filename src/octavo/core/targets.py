@@ -23,6 +23,9 @@ from octavo.units import ceil_div
 LEAST_PROMPT_TOKENS = 16
 """What a step has for prompts at least, whatever the targets: or those would stand still."""
 
+AIM = 0.95
+"""Steps are made for so much of a TPOT target: how long they take is an estimate."""
+
 
 class Line(NamedTuple):
     """What a step costs, as the pace tells it now; 0 while nothing is known."""
@@ -48,7 +51,7 @@ class Outlook:
 
     `bound` sequences are in time so far. A step that none of their targets is broken by has
     `tokens`, of which `decodes` go to answers that are in time; `backlog` prompt tokens of those
-    that are in time wait for the rest. `tightest_s` is the least of their TPOT targets.
+    that are in time wait for the rest. `tightest_s` is the least of what their TPOT targets allow.
     """
 
     line: Line
@@ -74,9 +77,9 @@ def outlook(running: Iterable[Sequence], limits: Limits, pace: Pace, now: float)
     line = Line(pace.base_s, pace.token_s)
     bound = decodes = backlog = 0
     tightest_s = inf
-    longest_s = limits.tpot_target_s or inf
+    longest_s = AIM * (limits.tpot_target_s or inf)
     for sequence in running:
-        tpot_s = tpot_target_s(sequence.request, limits)
+        tpot_s = AIM * tpot_target_s(sequence.request, limits)
         first_s = sequence.first_token_s
         if first_s is None:
             if now > ttft_due_s(sequence, limits):
@@ -137,7 +140,7 @@ def excess_tokens(ahead: Outlook, started: Items[Request], limits: Limits) -> in
     if not bound or not line.token_s:
         return 0
     alone_s = line.seconds(1)
-    targets = (tpot_target_s(request, limits) for request in started)
+    targets = (AIM * tpot_target_s(request, limits) for request in started)
     tightest_s = min((ahead.tightest_s, *(one for one in targets if alone_s <= one)))
     if tightest_s == inf:
         return 0

@@ -204,10 +204,11 @@ def _admitted(what: Admitted) -> str:
     found = f", {what.cached_tokens:,} of them {where}" if what.cached_tokens else ", none cached"
     if what.swapped_tokens:
         found += f", {what.swapped_tokens:,} moved back from the swap space"
+    ahead = f" before {what.overtook:,} that came earlier" if what.overtook else ""
     missed = what.missed
     why = "" if missed is None or missed.why in _UNREMARKABLE else f"; {fares(missed)}"
     return (
-        f"{head} in row {what.row}: {_count(what.tokens, 'token')}{found};"
+        f"{head} in row {what.row}{ahead}: {_count(what.tokens, 'token')}{found};"
         f" {_count(what.blocks_found, 'block')} found, {what.blocks_allocated:,} allocated{why}"
     )
 

@@ -54,12 +54,12 @@ class Gated:
 
 @asynccontextmanager
 async def serving(
-    *, waiting: int | None = None, sequences: int = 4
+    *, waiting: int | None = None, waiting_tokens: int | None = None, sequences: int = 4
 ) -> AsyncIterator[tuple[AsyncClient, Gated, Engine]]:
     runner = Gated(
         OracleRunner(blocks=16, block_size=4, vocabulary=VOCABULARY), asyncio.get_running_loop()
     )
-    limits = Limits(sequences=sequences, tokens=16, waiting=waiting)
+    limits = Limits(sequences=sequences, tokens=16, waiting=waiting, waiting_tokens=waiting_tokens)
     engine = Engine(Scheduler(BlockManager(blocks=16, block_size=4), limits), runner)
     client = AsyncClient(engine)
     await client.start()
@@ -174,8 +174,10 @@ async def test_a_stop_string_ends_the_request_at_the_engine() -> None:
     assert plain[: len(tokens)] == tokens
 
 
-async def test_refusals_are_errors_of_the_caller() -> None:
-    async with serving(waiting=1, sequences=1) as (client, runner, engine):
+@pytest.mark.parametrize("limit", [{"waiting": 1}, {"waiting_tokens": 3}])
+async def test_refusals_are_errors_of_the_caller(limit: dict[str, int]) -> None:
+    """The third has no place in a queue for one, nor have its two tokens in one for three."""
+    async with serving(**limit, sequences=1) as (client, runner, engine):
         with pytest.raises(RequestError, match="needs? .*blocks"):
             await collect(client, ticket("huge", (1,) * 60, tokens=30))
         first = asyncio.ensure_future(collect(client, ticket("first")))
@@ -184,7 +186,9 @@ async def test_refusals_are_errors_of_the_caller() -> None:
         third = asyncio.ensure_future(collect(client, ticket("third")))
         runner.let_all()
         outcomes = await asyncio.gather(first, second, third, return_exceptions=True)
-    assert [type(outcome) for outcome in outcomes].count(Overloaded) == 1
+    (refused,) = (outcome for outcome in outcomes if isinstance(outcome, Overloaded))
+    assert (refused.status, refused.code) == (429, "queue_full")
+    assert "at most" in refused.message
 
 
 async def test_closing_ends_open_streams_with_an_error() -> None:

@@ -219,7 +219,7 @@ class _StatusCollector(Collector):
 
 _HELP = {
     "requests_running": "Requests that hold KV blocks",
-    "requests_waiting": "Requests that wait for blocks or for a place in the batch",
+    "requests_waiting": "Answers that wait for blocks, a place in the batch or a sibling",
     "kv_blocks_total": "KV blocks in the pool",
     "kv_blocks_pinned": "KV blocks that stay for prompts to come because requests asked for it",
     "swap_blocks_total": "Blocks that the swap space holds",

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.core.serving import WINDOWS, constant_hash
-from tests.core.soak import CASES
+from tests.core.soak import CASES, one_of
 
 from octavo.core.block_manager import Admission, BlockManager, Reservation
 from octavo.core.block_pool import Shortage
@@ -360,7 +360,7 @@ class ManagerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data(), share=st.floats(0.1, 1))
     def compute(self, data: st.DataObject, share: float) -> None:
-        sequence = data.draw(st.sampled_from(self.running))
+        sequence = one_of(data, self.running)
         start, length = sequence.computed, len(sequence.tokens)
         stop = start + max(1, int((length - start) * share))
         if not self.reserve(sequence, stop):
@@ -428,7 +428,7 @@ class ManagerMachine(RuleBasedStateMachine):
     def fork(self, data: st.DataObject, share: float, tail: list[int]) -> None:
         """A child of a part, or of all, of what a sequence has computed; it takes no block. What a
         window has left behind cannot be forked any more."""
-        parent = data.draw(st.sampled_from(self.running))
+        parent = one_of(data, self.running)
         upto = int(parent.computed * share)
         while self.manager._held(parent, upto).tokens < upto:
             upto += 1
@@ -445,13 +445,13 @@ class ManagerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
-        self.release(data.draw(st.sampled_from(self.running)))
+        self.release(one_of(data, self.running))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def keep(self, data: st.DataObject) -> None:
         """A sequence ends, and what it has computed stays; a few stay at most."""
-        sequence = data.draw(st.sampled_from(self.running))
+        sequence = one_of(data, self.running)
         sequence.id = f"s{len(self.holds) % 3}"
         sequence.request = replace(sequence.request, keep=True)
         self.holds.keep(sequence)
@@ -462,7 +462,7 @@ class ManagerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), share=st.floats(0, 1), tail=st.lists(st.integers(0, 2), max_size=3))
     def go_on(self, data: st.DataObject, share: float, tail: list[int]) -> None:
         """From a part, or from all, of what is held."""
-        hold = data.draw(st.sampled_from(self.holds.sessions))
+        hold = one_of(data, self.holds.sessions)
         tokens = (*hold.tokens[: int(len(hold.tokens) * share)], *(tail or [0]))
         sequence = sequence_of(self.manager, *tokens, salt=hold.context.salt)
         row = next(self.rows)
@@ -487,7 +487,7 @@ class ManagerMachine(RuleBasedStateMachine):
         data=st.data(), tokens=st.integers(1, 9), quota=st.integers(0, 6), ttl_s=st.integers(0, 9)
     )
     def pin(self, data: st.DataObject, tokens: int, quota: int, ttl_s: int) -> None:
-        sequence = data.draw(st.sampled_from(self.running))
+        sequence = one_of(data, self.running)
         sequence.request = replace(sequence.request, pins=(Pin(tokens, ttl_s),))
         sequence.pinned = 0
         before = self.holds.pinned_blocks

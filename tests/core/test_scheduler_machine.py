@@ -16,7 +16,7 @@ from tests.core.serving import (
     constant_hash,
     random_run,
 )
-from tests.core.soak import CASES
+from tests.core.soak import CASES, one_of
 
 from octavo.core.budget import AdmissionRule, Policy, Preemption
 from octavo.core.prefix_cache import sha256
@@ -117,7 +117,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self, data: st.DataObject, share: float, tail: list[int], max_tokens: int, branches: int
     ) -> None:
         """From what is held, or a part of it."""
-        hold = data.draw(st.sampled_from(self.serving.scheduler.holds.sessions))
+        hold = one_of(data, self.serving.scheduler.holds.sessions)
         self.serving.submit(
             Request(
                 id=f"r{len(self.serving.requests)}",
@@ -133,7 +133,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.serving.scheduler.holds.sessions)
     @rule(data=st.data())
     def drop(self, data: st.DataObject) -> None:
-        hold = data.draw(st.sampled_from(list(self.serving.scheduler.holds)))
+        hold = one_of(data, list(self.serving.scheduler.holds))
         self.serving.drop(hold.id)
 
     @rule()
@@ -144,7 +144,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), alone=st.booleans(), reason=st.sampled_from(["abort", "stop"]))
     def cancel(self, data: st.DataObject, alone: bool, reason: str) -> None:
         """A whole request, or one of its branches."""
-        request = data.draw(st.sampled_from(self.serving.live)).request
+        request = one_of(data, self.serving.live).request
         self.serving.cancel(request.id, request.sampling.branch if alone else None, reason)
 
     @precondition(lambda self: self.serving.live)

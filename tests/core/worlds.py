@@ -43,8 +43,8 @@ PRIORITIES = World(
     setup=setup(4, sequences=2),
     requests=(
         request("a", (1, 2, 3), 3),
-        request("b", (1, 2, 4), 2),
-        request("c", (1, 2, 3), 2, priority=-1),
+        request("b", (1, 2, 4), 1),
+        request("c", (1, 2, 3), 1, priority=-1),
     ),
     depth=2,
 )
@@ -109,8 +109,8 @@ GROUPS = World(
 WINDOWS = World(
     setup=setup(7, windows=(None, 2), block_size=2),
     requests=(
-        request("a", (1, 2, 3), 4, branches=2, sampling=DRAWN),
-        request("b", (1, 2, 3, 4, 5), 2, priority=-1),
+        request("a", (1, 2, 3), 3, branches=2, sampling=DRAWN),
+        request("b", (1, 2, 3, 4, 5), 1, priority=-1),
     ),
     depth=2,
 )
@@ -138,7 +138,7 @@ SWAPPED_BRANCHES = World(
     setup=setup(4, host_blocks=9, preemption="swap"),
     requests=(
         request("a", (1, 2, 3), 3, branches=2, sampling=DRAWN),
-        request("b", (1, 2, 4), 3, priority=-1),
+        request("b", (1, 2, 4), 2, priority=-1),
     ),
     depth=2,
 )
@@ -149,8 +149,8 @@ SESSIONS = World(
     setup=setup(4),
     requests=(
         FIRST,
-        request("b", (*FIRST.prompt, *answer_alone(FIRST, VOCABULARY)), 2, after="a", keep=True),
-        request("c", (1, 2, 3, 4), 3, priority=-1),
+        request("b", (*FIRST.prompt, *answer_alone(FIRST, VOCABULARY)), 1, after="a", keep=True),
+        request("c", (1, 2, 3, 4), 2, priority=-1),
     ),
     flushes=True,
     cancels=False,
@@ -173,8 +173,7 @@ LIMITS = World(
     setup=replace(
         setup(5, sequences=2), ceilings=Ceilings(sequences=2, tokens=4, watermark_blocks=6)
     ),
-    requests=(request("a", (1, 2, 3), 3), request("b", (1, 4), 4), request("c", (5,), 1)),
-    depth=2,
+    requests=(request("a", (1, 2, 3), 3), request("b", (1, 4), 3), request("c", (5,), 1)),
     cancels=False,
     troubles=0,
     limits=(
@@ -183,7 +182,7 @@ LIMITS = World(
         Limits(sequences=2, tokens=1, waiting=1, policy="fcfs", watermark_blocks=0),
     ),
 )
-"""Limits that change at any moment, with two plans in flight."""
+"""Limits that change at any moment."""
 
 TENANTS = World(
     setup=setup(4, policy="fair", aging_s=5.0, sequences=2),

@@ -5,7 +5,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from tests.core.serving import Setup
+from tests.core.serving import Setup, prompt
 from tests.observe.recording import core_setup, random_run, watched
 
 from octavo.cli.main import main
@@ -21,7 +21,7 @@ def write(path: Path, random: Random, *names: str) -> Path:
     journal = Journal(path, core_setup(SETUP), octavo="1.2.3", started_at=0.0)
     serving = watched(SETUP, journal)
     for name in names:
-        serving.submit(Request(id=name, prompt=tuple(random.choices(range(97), k=4)), max_tokens=9))
+        serving.submit(Request(id=name, prompt=prompt(random, 4), max_tokens=9))
     serving.finish()
     journal.close()
     return path

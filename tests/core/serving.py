@@ -140,13 +140,19 @@ DRAWN = Sampling(temperature=1.0)
 """With it the oracle answers each branch differently; without it all are equal."""
 
 
+def prompt(random: Random, length: int) -> tuple[int, ...]:
+    """Of tokens that no answer has, and that no two prompts have in common: nothing is found in
+    the cache by chance, so that tests may count."""
+    return tuple(random.choices(range(1000, 10**9), k=length))
+
+
 def random_request(random: Random, name: str) -> Request:
     """Of few different beginnings, so that prefixes meet."""
     start = random.choice([[1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 9, 9], [5]])
-    prompt = start[: random.randint(1, 8)] + random.choices(range(6), k=random.randint(0, 8))
+    tokens = start[: random.randint(1, 8)] + random.choices(range(6), k=random.randint(0, 8))
     return Request(
         id=name,
-        prompt=tuple(prompt),
+        prompt=tuple(tokens),
         max_tokens=random.randint(1, 12),
         min_tokens=random.randint(0, 3),
         stop_token_ids=frozenset(random.choices(range(97), k=random.randint(0, 2))),

@@ -8,7 +8,7 @@ from itertools import permutations, product
 from random import Random
 
 import pytest
-from tests.core.serving import DRAWN, Serving, Setup
+from tests.core.serving import DRAWN, Serving, Setup, prompt
 
 from octavo.core.block_manager import BlockManager
 from octavo.core.budget import AdmissionRule
@@ -21,10 +21,6 @@ from octavo.core.windows import Windows
 from octavo.errors import ConfigError
 from octavo.simulate.oracle import answer_alone
 from octavo.units import ceil_div
-
-
-def prompt(random: Random, length: int) -> tuple[int, ...]:
-    return tuple(random.choices(range(1, 90), k=length))
 
 
 def request(name: str, tokens: tuple[int, ...], max_tokens: int, **fields: object) -> Request:

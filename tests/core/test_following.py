@@ -3,9 +3,8 @@
 from random import Random
 
 import pytest
-from tests.core.serving import Serving, Setup
+from tests.core.serving import Serving, Setup, prompt
 from tests.core.test_faults import finished, request
-from tests.core.test_holds import prompt
 
 from octavo.core.events import Admitted, Deferred, Preempted
 from octavo.core.pace import Pace

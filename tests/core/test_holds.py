@@ -3,7 +3,7 @@
 from random import Random
 
 import pytest
-from tests.core.serving import DRAWN, Serving, Setup
+from tests.core.serving import DRAWN, Serving, Setup, prompt
 from tests.core.test_faults import fates_of, finished, request
 
 from octavo.core.events import (
@@ -24,11 +24,6 @@ from octavo.simulate.oracle import answer_alone
 @pytest.fixture
 def random(seed: int) -> Random:
     return Random(seed)
-
-
-def prompt(random: Random, length: int) -> tuple[int, ...]:
-    """Of tokens that no answer has, and that no two prompts have in common."""
-    return tuple(random.choices(range(1000, 10**9), k=length))
 
 
 def held(serving: Serving) -> list[str]:

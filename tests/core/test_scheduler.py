@@ -4,7 +4,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from tests.core.serving import Serving, Setup, constant_hash
+from tests.core.serving import Serving, Setup, constant_hash, prompt
 
 from octavo.core.block_manager import BlockManager
 from octavo.core.budget import AdmissionRule, Limits
@@ -13,10 +13,6 @@ from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler
 from octavo.simulate.oracle import OracleRunner, answer_alone
 from octavo.units import ceil_div
-
-
-def prompt(random: Random, length: int) -> tuple[int, ...]:
-    return tuple(random.choices(range(1, 90), k=length))
 
 
 def request(name: str, tokens: tuple[int, ...], max_tokens: int, **fields: object) -> Request:

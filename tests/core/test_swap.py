@@ -4,7 +4,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from tests.core.serving import Serving, Setup
+from tests.core.serving import Serving, Setup, prompt
 
 from octavo.core import policy
 from octavo.core.block_manager import Admission
@@ -20,8 +20,8 @@ COSTS = SwapSetup(host_blocks=6, block_bytes=1000, bytes_per_s=1e6, tokens_per_s
 
 
 def request(name: str, length: int, max_tokens: int, **fields: object) -> Request:
-    prompt = tuple(Random(name).choices(range(1, 90), k=length))
-    return Request(id=name, prompt=prompt, max_tokens=max_tokens, **fields)
+    tokens = prompt(Random(name), length)
+    return Request(id=name, prompt=tokens, max_tokens=max_tokens, **fields)
 
 
 # --- the arena

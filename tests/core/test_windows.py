@@ -11,7 +11,7 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.core.serving import DRAWN, Serving, Setup, constant_hash
+from tests.core.serving import DRAWN, Serving, Setup, constant_hash, prompt
 
 from octavo.core.block_table import ABSENT
 from octavo.core.events import Admitted, Finished, Refused
@@ -28,10 +28,6 @@ from octavo.units import ceil_div
 
 SYNTHETIC: Windows = (None, 8, 24)
 GEMMA: Windows = (None, 512, 512, 512, 512, 512)
-
-
-def prompt(random: Random, length: int) -> tuple[int, ...]:
-    return tuple(random.choices(range(1, 90), k=length))
 
 
 def request(name: str, tokens: tuple[int, ...], max_tokens: int, **fields: object) -> Request:

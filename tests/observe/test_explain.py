@@ -6,7 +6,7 @@ from random import Random
 from typing import get_args, get_type_hints
 
 import msgspec
-from tests.core.serving import Serving, Setup
+from tests.core.serving import Serving, Setup, prompt
 from tests.observe.recording import Kept, random_run, small_setup, watched
 
 from octavo.core.calls import Plan
@@ -27,9 +27,8 @@ def texts(told: Account) -> list[str]:
     return [sentence.text for sentence in told.story]
 
 
-def request(random: Random, name: str, prompt: int, answer: int, **fields: int) -> Request:
-    tokens = tuple(random.choices(range(97), k=prompt))
-    return Request(id=name, prompt=tokens, max_tokens=answer, **fields)
+def request(random: Random, name: str, length: int, answer: int, **fields: int) -> Request:
+    return Request(id=name, prompt=prompt(random, length), max_tokens=answer, **fields)
 
 
 def crowd(seed: int) -> tuple[Lives, Serving]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from tests.core.serving import Setup
+from tests.core.serving import Setup, prompt
 from tests.observe.recording import Kept, core_setup, random_run, small_setup, watched
 
 from octavo.core import policy
@@ -99,8 +99,7 @@ def test_another_policy_decides_otherwise(seed: int, monkeypatch: pytest.MonkeyP
     serving = watched(setup, kept)
     random = Random(seed)
     for name in ("a", "b"):
-        prompt = tuple(random.choices(range(97), k=4))
-        serving.submit(Request(id=name, prompt=prompt, max_tokens=7))
+        serving.submit(Request(id=name, prompt=prompt(random, 4), max_tokens=7))
     serving.finish()
     assert kinds(kept.told)["Preempted"]
     monkeypatch.setattr(policy, "victim_for", lambda sequence, running: None)

@@ -121,6 +121,9 @@ def _ahead(counters: dict[str, int]) -> Value:
 
 
 READERS: dict[tuple[type, str], Reader | None] = {
+    (BlockManager, "_hits"): None,  # they read what is told here, and remember nothing
+    (BlockManager, "_room"): None,
+    (BlockManager, "_transfers"): None,
     (BlockManager, "_now"): None,
     (BlockManager, "_plan_id"): None,
     (BlockManager, "_returned"): None,  # for the runner to know, decides nothing

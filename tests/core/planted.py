@@ -12,17 +12,20 @@ from itertools import chain
 import pytest
 
 from octavo.core import block_manager, policy
-from octavo.core.block_manager import BlockManager, _Found
+from octavo.core.block_manager import BlockManager
 from octavo.core.block_pool import BlockPool, Shortage, Taken
 from octavo.core.budget import Budget
 from octavo.core.events import Event, Finished, Token
 from octavo.core.following import Followers
+from octavo.core.hits import Found
 from octavo.core.holds import Holds
 from octavo.core.plan import Move, RowFailed, Sampled, Span
 from octavo.core.prefix_cache import Context, Fate, Prefix, PrefixCache
+from octavo.core.room import Room
 from octavo.core.scheduler import Scheduler, _Part
 from octavo.core.sequence import Sequence, State
 from octavo.core.swap import HostArena, Swapped
+from octavo.core.transfers import Transfers
 from octavo.core.windows import first_held
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -36,8 +39,15 @@ def shares_without_owning(patch: pytest.MonkeyPatch) -> None:
             pool._references[block] = 0
             (pool._cached.update({block: None}) if keep else pool._free.append(block))
 
+    patch.setattr(BlockPool, "share", _own)
     patch.setattr(BlockPool, "release", release)
     _fence_nothing(patch)
+
+
+def _own(pool: BlockPool, block: int) -> None:
+    """Whatever state it is in: it may have been given to two."""
+    pool._cached.pop(block, None)
+    pool._references[block] += 1
 
 
 def _fence_nothing(patch: pytest.MonkeyPatch) -> None:
@@ -79,22 +89,18 @@ def copies_the_wrong_way(patch: pytest.MonkeyPatch) -> None:
 
 def writes_to_shared_blocks(patch: pytest.MonkeyPatch) -> None:
     """Nobody copies: the branches of a request write over each other."""
-    patch.setattr(BlockManager, "_protects", lambda manager, table, position: False)
+    patch.setattr(Room, "protects", lambda room, table, position: False)
 
 
 def forks_without_owning(patch: pytest.MonkeyPatch) -> None:
     """The blocks of a parent are its child's too, but counted once."""
     share = BlockManager._share
 
-    def uncounted(manager: BlockManager, sequence: Sequence, found: _Found) -> None:
-        share(manager, sequence, found)
+    def uncounted(manager: BlockManager, sequence: Sequence, found: Found, start: int) -> None:
+        share(manager, sequence, found, start)
         if found.parent is not None:
             for block in chain.from_iterable(found.entries):
                 manager.pool._references[block] -= 1
-
-    def own(pool: BlockPool, block: int) -> None:
-        pool._cached.pop(block, None)
-        pool._references[block] += 1
 
     def release(pool: BlockPool, block: int, *, keep: bool, **how: bool) -> None:
         if pool._references[block] == 1:
@@ -102,7 +108,7 @@ def forks_without_owning(patch: pytest.MonkeyPatch) -> None:
         pool._references[block] = max(0, pool._references[block] - 1)
 
     patch.setattr(BlockManager, "_share", uncounted)
-    patch.setattr(BlockPool, "share", own)
+    patch.setattr(BlockPool, "share", _own)
     patch.setattr(BlockPool, "release", release)
     _fence_nothing(patch)
 
@@ -220,13 +226,13 @@ def overwrites_what_is_being_moved(patch: pytest.MonkeyPatch) -> None:
 
 
 def brings_nothing_back(patch: pytest.MonkeyPatch) -> None:
-    move_in = BlockManager._move_in
+    bring_back = Transfers.bring_back
 
-    def forgotten(manager: BlockManager, sequence: Sequence, found: int) -> tuple[Move, ...]:
-        move_in(manager, sequence, found)
+    def forgotten(transfers: Transfers, sequence: Sequence, found: int) -> tuple[Move, ...]:
+        bring_back(transfers, sequence, found)
         return ()
 
-    patch.setattr(BlockManager, "_move_in", forgotten)
+    patch.setattr(Transfers, "bring_back", forgotten)
 
 
 def brings_back_one_token_too_many(patch: pytest.MonkeyPatch) -> None:
@@ -240,14 +246,14 @@ def brings_back_one_token_too_many(patch: pytest.MonkeyPatch) -> None:
 
 def moves_to_the_neighbour(patch: pytest.MonkeyPatch) -> None:
     """What comes back goes to the blocks of the other layer group."""
-    move_in = BlockManager._move_in
+    bring_back = Transfers.bring_back
 
-    def crossed(manager: BlockManager, sequence: Sequence, found: int) -> tuple[Move, ...]:
-        moves = move_in(manager, sequence, found)
+    def crossed(transfers: Transfers, sequence: Sequence, found: int) -> tuple[Move, ...]:
+        moves = bring_back(transfers, sequence, found)
         turned = (*moves[len(moves) // 2 :], *moves[: len(moves) // 2])
         return tuple(replace(a, block=b.block) for a, b in zip(moves, turned, strict=True))
 
-    patch.setattr(BlockManager, "_move_in", crossed)
+    patch.setattr(Transfers, "bring_back", crossed)
 
 
 WRONG_CONTENT: list[Patch] = [
@@ -317,7 +323,7 @@ def releases_twice(patch: pytest.MonkeyPatch) -> None:
         released = release(manager, sequence)
         for block in held[:1]:
             if manager.pool.references(block):
-                manager.pool.release(block, keep=manager._publishes(block))
+                manager.pool.release(block, keep=manager._hits.publishes(block))
         return released
 
     patch.setattr(BlockManager, "release", again)
@@ -536,16 +542,16 @@ def trusts_moves_that_failed(patch: pytest.MonkeyPatch) -> None:
 
 
 def brings_back_in_the_wrong_order(patch: pytest.MonkeyPatch) -> None:
-    move_in = BlockManager._move_in
+    bring_back = Transfers.bring_back
 
-    def reversed_slots(manager: BlockManager, *about: object) -> tuple[Move, ...]:
-        moves = move_in(manager, *about)
+    def reversed_slots(transfers: Transfers, *about: object) -> tuple[Move, ...]:
+        moves = bring_back(transfers, *about)
         return tuple(
             replace(move, slot=other.slot)
             for move, other in zip(moves, reversed(moves), strict=True)
         )
 
-    patch.setattr(BlockManager, "_move_in", reversed_slots)
+    patch.setattr(Transfers, "bring_back", reversed_slots)
 
 
 def counts_a_hold_twice(patch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.core.serving import WINDOWS, constant_hash
 from tests.core.soak import CASES, one_of
 
-from octavo.core.block_manager import Admission, BlockManager, Reservation
+from octavo.core.block_manager import BlockManager
 from octavo.core.block_pool import Shortage
 from octavo.core.budget import Ceilings, Limits
 from octavo.core.events import Pinned
+from octavo.core.grants import Admission, Reservation
 from octavo.core.holds import Holds
 from octavo.core.invariants import check
 from octavo.core.plan import TableWrite
@@ -25,9 +26,11 @@ from octavo.core.windows import Windows
 from octavo.units import ceil_div
 
 
-def manager_of(blocks: int, size: int = 4, windows: Windows = (None,)) -> BlockManager:
+def manager_of(
+    blocks: int, size: int = 4, windows: Windows = (None,), arena: HostArena | None = None
+) -> BlockManager:
     cache = PrefixCache(block_size=size, windows=windows)
-    return BlockManager(blocks=blocks, block_size=size, windows=windows, cache=cache)
+    return BlockManager(blocks=blocks, block_size=size, windows=windows, cache=cache, arena=arena)
 
 
 ALL = {"chunk": 999, "upto": 0}
@@ -276,10 +279,9 @@ def test_releasing_a_branch_gives_back_only_what_it_alone_owns() -> None:
 
 def test_branches_that_are_swapped_give_back_each_block_once() -> None:
     """B029: every branch moves all it has; a block is back when the last of its moves is done."""
-    manager = manager_of(9)
-    manager.arena = HostArena(
-        SwapSetup(host_blocks=15, block_bytes=1, bytes_per_s=1.0, tokens_per_s=1.0)
-    )
+    setup = SwapSetup(host_blocks=15, block_bytes=1, bytes_per_s=1.0, tokens_per_s=1.0)
+    arena = HostArena(setup)
+    manager = manager_of(9, arena=arena)
     trunk = sequence_of(manager, *range(16))
     admitted(manager, trunk)
     computed(manager, trunk)
@@ -300,7 +302,7 @@ def test_branches_that_are_swapped_give_back_each_block_once() -> None:
     for one, available in zip(yielded, (3, 4, 9), strict=True):
         manager.settle(one.moves, len(one.moves))
         assert pool.available == available
-    assert manager.arena.used == 15
+    assert arena.used == 15
 
 
 class ManagerMachine(RuleBasedStateMachine):
@@ -430,7 +432,7 @@ class ManagerMachine(RuleBasedStateMachine):
         window has left behind cannot be forked any more."""
         parent = one_of(data, self.running)
         upto = int(parent.computed * share)
-        while self.manager._held(parent, upto).tokens < upto:
+        while self.manager._hits.held(parent, upto).tokens < upto:
             upto += 1
         tokens = (*parent.tokens[:upto], *(tail or [0]))
         salt, use_cache = parent.context.salt, parent.request.use_cache
@@ -521,7 +523,7 @@ class ManagerMachine(RuleBasedStateMachine):
             assert pool.available - available == dropped.blocks <= yielding
 
     def release(self, sequence: Sequence) -> None:
-        freed = self.manager._freed([sequence])
+        freed = self.manager._room.freed([sequence])
         assert self.manager.release(sequence) == len(freed)
         self.running.remove(sequence)
 

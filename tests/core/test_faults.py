@@ -17,6 +17,7 @@ from octavo.core.invariants import check
 from octavo.core.plan import RowFailed, Span, StepResult
 from octavo.core.prefix_cache import Context, Fate, Prefix
 from octavo.core.request import Request
+from octavo.core.room import Room
 from octavo.core.windows import Windows
 from octavo.errors import ConfigError
 from octavo.simulate.oracle import answer_alone
@@ -250,7 +251,7 @@ def test_B025_the_audit_counts_a_copy_too_many(
     """The planted fault: every write in the middle of a block copies it."""
     monkeypatch.setattr(BlockManager, "covers", lambda manager, sequence, upto: False)
     monkeypatch.setattr(
-        BlockManager, "_protects", lambda manager, table, position: position % 4 and len(table) > 2
+        Room, "protects", lambda room, table, position: position % 4 and len(table) > 2
     )
     serving = Serving(Setup(block_size=4))
     serving.submit(request("a", prompt(random, 2 * 4 + 3), 3 * 4, branches=3, sampling=DRAWN))

@@ -7,9 +7,9 @@ import pytest
 from tests.core.serving import Serving, Setup, prompt
 
 from octavo.core import policy
-from octavo.core.block_manager import Admission
 from octavo.core.block_table import ABSENT
 from octavo.core.events import Admitted, Deferred, Finished, Preempted
+from octavo.core.grants import Admission
 from octavo.core.plan import Move
 from octavo.core.prefix_cache import Context
 from octavo.core.request import Request

@@ -2,100 +2,30 @@
 
 It stands over the pool (who is free), the tables (which block holds which positions) and the prefix
 cache (which content can be shared). Every call covers what is asked or changes nothing.
+
+    hits        what KV is there already                     reads
+    room        how many blocks are missing                  reads
+    transfers   what a preemption moves to the host arena    fences blocks in transfer
 """
 
-from collections import Counter
 from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
 from itertools import chain, zip_longest
-from typing import Protocol
 
 from octavo.core.block_pool import BlockPool, Shortage
 from octavo.core.block_table import ABSENT, BlockTable
 from octavo.core.budget import Preemption
+from octavo.core.grants import Admission, Reservation, Yielded
+from octavo.core.hits import Found, Hits, Lead, Parent
 from octavo.core.plan import BlockCopy, Move, Returned, TableWrite
-from octavo.core.policy import Yielding, swap_or_recompute
 from octavo.core.prediction import AnswerLengths, foreseen
 from octavo.core.prefix_cache import Fate, Prefix, PrefixCache
+from octavo.core.room import Room
 from octavo.core.sequence import Sequence
 from octavo.core.swap import HostArena
-from octavo.core.windows import Windows, blocks_for, first_held, first_needed, longest_chunk
+from octavo.core.transfers import Transfers
+from octavo.core.windows import Windows, blocks_for, first_held, longest_chunk
 from octavo.units import ceil_div
-
-
-class Parent(Protocol):
-    """Who owns blocks that another can go on from: a running sequence, or a hold."""
-
-    id: str
-    tables: tuple[BlockTable, ...]
-    prefixes: list[Prefix]
-    private: bool
-
-    def common_with(self, sequence: Sequence) -> int: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Reservation:
-    """What a runner must apply before it computes, and which cached blocks were reused for it."""
-
-    writes: tuple[TableWrite, ...]
-    copies: tuple[BlockCopy, ...]
-    evicted: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """Blocks for a sequence to start: the first `cached_tokens` positions hold their KV already.
-
-    `blocks_found` are shared whole, those allocated are new, a copy among them. `parent` is whose
-    blocks were found, None for those of the prefix cache. If `restored_tokens` are more, the
-    `moves` bring the KV of the first so many positions back from the host arena.
-    """
-
-    writes: tuple[TableWrite, ...]
-    copies: tuple[BlockCopy, ...]
-    cached_tokens: int
-    blocks_found: int
-    blocks_allocated: int
-    evicted: tuple[int, ...]
-    parent: Parent | None = None
-    restored_tokens: int = 0
-    moves: tuple[Move, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Yielded:
-    """What a victim gave: so many `blocks` are available again, or will be when their transfers
-    are over. The `moves` keep its KV; without any it is computed again."""
-
-    how: Yielding
-    blocks: int
-    moves: tuple[Move, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Lead:
-    """`leader` is computing the first block that a sequence `lacking` so many tokens would not
-    find. Below position `upto`, which ends a block, their prompts are `alike`: so many tokens more
-    would be found then."""
-
-    leader: Sequence
-    upto: int
-    alike: int
-    lacking: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """Blocks that hold the first `tokens` positions, an entry each, of one block a layer group; of
-    a group with a window perhaps only the last ones, ABSENT before. `parent` owns them; without
-    one they are in the prefix cache.
-    """
-
-    entries: tuple[tuple[int, ...], ...]
-    tokens: int
-    parent: Parent | None = None
 
 
 class BlockManager:
@@ -127,6 +57,16 @@ class BlockManager:
         self._returned: list[Returned] = []
         self._now = 0.0
         self._plan_id = 0
+        self._hits = Hits(cache, windows, block_size)
+        self._transfers = Transfers(self.pool, arena, self._hits, block_size=block_size)
+        self._room = Room(
+            self.pool,
+            self._hits,
+            self._transfers,
+            windows,
+            block_size=block_size,
+            slab_tokens=slab_tokens,
+        )
 
     def begin(self, now: float, plan_id: int) -> None:
         """What changes from here on does so at this time, for this plan: the cache remembers it."""
@@ -167,17 +107,17 @@ class BlockManager:
         Returns  Shortage if fewer than `headroom` blocks would stay available. Nothing has changed.
         Keeps    at least one position is left to compute; a shared block is never written to.
         """
-        found, short = self._fit(sequence, chunk, upto, headroom, frozenset(), parent)
-        if short:
-            return Shortage(short)
-        private = sequence.private and self._swapped_tokens(sequence) > found.tokens
-        self._share(sequence, found)
+        fit = self._room.fit(sequence, parent, chunk=chunk, upto=upto, headroom=headroom)
+        if fit.short:
+            return Shortage(fit.short)
+        found = fit.found
+        restored = fit.start if fit.start > found.tokens else 0
+        private = sequence.private and restored > 0
+        self._share(sequence, found, fit.start)
         sequence.private |= private
-        reaches = self._reaches(sequence, found, chunk, upto)
-        reservation = self._cover(sequence, row, found.tokens, reaches)
+        reservation = self._cover(sequence, row, found.tokens, fit.reaches)
         assert isinstance(reservation, Reservation), "counted before"
         whole = found.tokens // self.block_size
-        swapped = self._swapped_tokens(sequence)
         return Admission(
             writes=self._tables_of(sequence, row),
             copies=reservation.copies,
@@ -186,8 +126,8 @@ class BlockManager:
             blocks_allocated=sum(len(table) - max(whole, table.first) for table in sequence.tables),
             evicted=reservation.evicted,
             parent=found.parent,
-            restored_tokens=swapped if swapped > found.tokens else 0,
-            moves=self._move_in(sequence, found.tokens),
+            restored_tokens=restored,
+            moves=self._transfers.bring_back(sequence, found.tokens),
         )
 
     def missing(
@@ -203,13 +143,15 @@ class BlockManager:
     ) -> int:
         """How many blocks `admit` would be short of, had the `leaving` released theirs and were all
         transfers over; with `holds` had all holds gone too."""
-        freed = self._freed(leaving, holds) | self.pool.fences()
-        _, short = self._fit(sequence, chunk, upto, headroom, freed, parent, holds)
-        return short
+        freed = self._room.freed(leaving, holds) | self.pool.fences()
+        fit = self._room.fit(
+            sequence, parent, chunk=chunk, upto=upto, headroom=headroom, freed=freed, holds=holds
+        )
+        return fit.short
 
     def cached_tokens(self, sequence: Sequence) -> int:
         """How many leading tokens of `sequence` the prefix cache has, for those who ask."""
-        return self._find(sequence, 1).tokens
+        return self._hits.cached(sequence).tokens
 
     def fills_prompt(self, sequence: Sequence) -> bool:
         """Whether a running sequence has blocks to compute of which others may know the content."""
@@ -219,30 +161,11 @@ class BlockManager:
     def lead(
         self, sequence: Sequence, leaders: Iterable[Sequence], parent: Parent | None = None
     ) -> Lead | None:
-        """Who of the `leaders` is computing what `sequence` could wait for; None if nobody is.
-
-        Cost     a look-up of the prompt; O(leaders + blocks alike).
-        """
-        if self._cache is None or not sequence.request.use_cache or self._swapped_tokens(sequence):
+        """Who of the `leaders` is computing what `sequence` could wait for; None if nobody is, or
+        if its own KV is swapped."""
+        if self._transfers.swapped_tokens(sequence):
             return None
-        found, size = self._find(sequence, 1), self.block_size
-        nodes, tokens = sequence.prefixes, found.tokens
-        if parent is not None:
-            tokens = max(tokens, parent.common_with(sequence))
-        first = max(self._cache.match(nodes, len(nodes)), tokens // size)
-        if first >= len(nodes):
-            return None
-        alike = [
-            (_alike(leader.prefixes, nodes, first), leader)
-            for leader in leaders
-            if leader.computed // size <= first < len(leader.prefixes)
-        ]
-        count, leader = max(alike, key=lambda one: one[0], default=(0, sequence))
-        if count <= first:
-            return None
-        length = len(sequence.tokens)
-        upto = min(count * size, length - 1)
-        return Lead(leader, count * size, upto - tokens, length - tokens)
+        return self._hits.lead(sequence, leaders, parent)
 
     def fork(
         self, parent: Sequence, child: Sequence, row: int, upto: int
@@ -255,130 +178,15 @@ class BlockManager:
         Returns  the writes that a runner applies for the child's `row`.
         """
         assert upto <= parent.computed, f"{parent.id} has computed {parent.computed}, not {upto}"
-        found = self._held(parent, upto)
+        found = self._hits.held(parent, upto)
         assert found.tokens == upto, f"{parent.id} has given back what {child.id} needs"
-        self._share(child, found)
+        self._share(child, found, upto)
         return self._tables_of(child, row)
 
-    def _fit(
-        self,
-        sequence: Sequence,
-        chunk: int,
-        upto: int,
-        headroom: int,
-        freed: Collection[int],
-        parent: Parent | None,
-        holds: bool = False,
-    ) -> tuple[_Found, int]:
-        """(what to share, blocks missing), were the `freed` available too."""
-        found = self._most(sequence, parent, 1)
-        if self._swapped_tokens(sequence) > found.tokens:  # the rest comes back by moves
-            found = self._most(sequence, parent, self.block_size)
-        reaches = self._reaches(sequence, found, chunk, upto)
-        short = self._shortage(sequence, found, reaches, headroom, freed, holds)
-        if short and found.tokens % self.block_size:
-            # the copy may need one block more than computing that block again
-            found = self._most(sequence, parent, self.block_size)
-            reaches = self._reaches(sequence, found, chunk, upto)
-            short = self._shortage(sequence, found, reaches, headroom, freed, holds)
-        return found, short
-
-    def _most(self, sequence: Sequence, parent: Parent | None, step: int) -> _Found:
-        """What the prefix cache or `parent` has, a multiple of `step` tokens: one, or a block."""
-        found = self._find(sequence, step)
-        if parent is None:
-            return found
-        shared = parent.common_with(sequence) // step * step
-        return max(found, self._held(parent, shared), key=lambda one: one.tokens)
-
-    def _reaches(self, sequence: Sequence, found: _Found, chunk: int, upto: int) -> list[int]:
-        """Below which position an admission with these hits covers all, in each layer group."""
-        start = self._start(sequence, found)
-        whole = max(min(start + chunk, len(sequence.tokens)), upto, self._slab_tokens)
-        return [
-            whole if window is None else min(whole, max(start, window) + chunk)
-            for window in self.windows
-        ]
-
-    def _start(self, sequence: Sequence, found: _Found) -> int:
-        """From which position a sequence with these hits computes."""
-        return max(found.tokens, self._swapped_tokens(sequence))
-
-    def _find(self, sequence: Sequence, step: int) -> _Found:
-        """What the prefix cache holds, a multiple of `step` tokens. The last position is left to
-        compute."""
-        if self._cache is None or not sequence.request.use_cache:
-            return _Found((), 0)
-        length = len(sequence.tokens)
-        self._cache.extend(sequence.prefixes, sequence.context, sequence.tokens, length)
-        most = (length - 1) // step * step
-        count = self._cache.match(sequence.prefixes, ceil_div(most, self.block_size), most)
-        tokens = min(count * self.block_size, most)
-        nodes = sequence.prefixes[:count]
-        if tokens < most and step == 1:
-            end = min(tokens + self.block_size, length - 1)
-            parent = nodes[-1] if nodes else sequence.context
-            begun = self._cache.begins_like(parent, tuple(sequence.tokens[tokens:end]))
-            if begun is not None:
-                nodes, tokens = [*nodes, begun[0]], tokens + begun[1]
-        return _Found(tuple(tuple(node.blocks) for node in nodes), tokens)
-
-    def _held(self, parent: Parent, upto: int) -> _Found:
-        """What `parent` holds of the first `upto` positions; nothing if it gave back some that
-        whoever goes on from there needs."""
-        firsts = [first_needed(window, upto, self.block_size) for window in self.windows]
-        if any(table.first > first for table, first in zip(parent.tables, firsts, strict=True)):
-            return _Found((), 0)
-        count = ceil_div(upto, self.block_size)
-        entries = zip(*(table.blocks[:count] for table in parent.tables), strict=True)
-        return _Found(tuple(entries), upto, parent)
-
-    def _columns(self, entries: Items[Items[int]], start: int) -> list[tuple[int, ...]]:
-        """The head of a table for each layer group: of the blocks that were found those that
-        whoever computes from `start` on needs."""
-        firsts = [first_needed(window, start, self.block_size) for window in self.windows]
-        return [
-            (*[ABSENT] * first, *(entry[group] for entry in entries[first:]))
-            for group, first in enumerate(firsts)
-        ]
-
-    def _shortage(
-        self,
-        sequence: Sequence,
-        found: _Found,
-        reaches: Items[int],
-        headroom: int,
-        freed: Collection[int],
-        holds: bool,
-    ) -> int:
-        """How many blocks are missing to cover `reaches` with these hits; 0 if none."""
-        columns = self._columns(found.entries, self._start(sequence, found))
-        partial = found.tokens % self.block_size > 0  # that entry is copied
-        needed = sum(
-            ceil_div(reach, self.block_size) - len(column) + partial
-            for reach, column in zip(reaches, columns, strict=True)
-        )
-        revived = sum(
-            self.pool.is_cached(block) or block in freed or (holds and self.pool.yields(block))
-            for block in chain.from_iterable(columns)
-            if block != ABSENT
-        )
-        available = self.pool.available + len(freed) + holds * self.pool.yielding
-        return max(0, headroom + needed + revived - available)
-
-    def _freed(self, leaving: Iterable[Sequence], holds: bool = False) -> frozenset[int]:
-        """The blocks that nobody but the `leaving` owns, or nobody but they and `holds`."""
-        return frozenset(
-            block
-            for block, owners in _owners(leaving).items()
-            if owners + holds * self.pool.holds(block)
-            == self.pool.references(block) - self.pool.transfers(block)
-        )
-
-    def _share(self, sequence: Sequence, found: _Found) -> None:
-        """Let `sequence` own what was found beside whoever does already."""
-        columns = self._columns(found.entries, self._start(sequence, found))
-        self._adopt(sequence.tables, columns)
+    def _share(self, sequence: Sequence, found: Found, start: int) -> None:
+        """Let `sequence` own what it needs of what was found to compute from `start` on, beside
+        whoever does already."""
+        self._adopt(sequence.tables, self._hits.columns(found.entries, start))
         sequence.sealed = found.tokens // self.block_size
         sequence.private = False
         if found.parent is not None:
@@ -431,7 +239,7 @@ class BlockManager:
     ) -> int:
         """How many blocks `sequence`, admitted when the `leaving` have gone, and those `staying`
         will need at once beyond what they hold then."""
-        owned = self.pool.owned - len(self._freed(leaving))
+        owned = self.pool.owned - len(self._room.freed(leaving))
         return foreseen(sequence, staying, lengths, owned=owned, block_size=self.block_size)
 
     def lacking(
@@ -444,20 +252,7 @@ class BlockManager:
     ) -> int:
         """How many blocks `reserve` would be short of, had the `leaving` released theirs and were
         all transfers over; with `holds` had all holds gone too."""
-        going = _owners(leaving)
-        index = sequence.scheduled // self.block_size
-        copied = sum(
-            self.pool.references(table[index])
-            - self.pool.transfers(table[index])
-            - going[table[index]]
-            - holds * self.pool.holds(table[index])
-            > 1
-            for table in sequence.tables
-            if self._protects(table, sequence.scheduled)
-        )
-        missing = sum(table.missing(upto) for table in sequence.tables)
-        available = self.pool.available + self.pool.fenced + len(self._freed(leaving, holds))
-        return max(0, missing + copied + headroom - available - holds * self.pool.yielding)
+        return self._room.lacking(sequence, upto, leaving, headroom, holds)
 
     def _cover(
         self,
@@ -474,7 +269,7 @@ class BlockManager:
         written again in place, and no longer found in the prefix cache until it is full again.
         """
         index = start // self.block_size
-        copied = [table for table in sequence.tables if self._protects(table, start)]
+        copied = [table for table in sequence.tables if self._room.protects(table, start)]
         rewritten: list[BlockTable] = []
         missing = [
             table.missing(upto) for table, upto in zip(sequence.tables, reaches, strict=True)
@@ -495,7 +290,7 @@ class BlockManager:
             if table in copied:
                 target, rest = rest[0], rest[1:]
                 source = table.replace(index, target)
-                self.pool.release(source, keep=self._publishes(source))
+                self.pool.release(source, keep=self._hits.publishes(source))
                 copies.append(BlockCopy(source, target))
                 writes.append(TableWrite(row, group, index, (target,)))
             if count:
@@ -503,13 +298,6 @@ class BlockManager:
                 writes.append(TableWrite(row, group, table.grow(blocks), blocks))
         sequence.writable = self.block_size * min(map(len, sequence.tables))
         return Reservation(tuple(writes), tuple(copies), taken.evicted)
-
-    def _protects(self, table: BlockTable, position: int) -> bool:
-        """Whether `position` lies in the middle of a block that others own or may find."""
-        if not position % self.block_size or not table.covers(position):
-            return False
-        block = table[position // self.block_size]
-        return self.pool.references(block) > 1 or self._publishes(block)
 
     def seal(self, sequence: Sequence) -> None:
         """Offer the blocks that `sequence` has filled to the prefix cache, and give back those that
@@ -532,7 +320,7 @@ class BlockManager:
             self._returned.append(Returned(sequence.row, group, first))
         for index, block in reversed(gone):
             is_prompt = (index + 1) * self.block_size <= len(sequence.request.prompt)
-            self.pool.release(block, keep=self._publishes(block), soon=not is_prompt)
+            self.pool.release(block, keep=self._hits.publishes(block), soon=not is_prompt)
 
     def returned(self) -> tuple[Returned, ...]:
         """What was given back since this was last asked, for the runner to know."""
@@ -564,8 +352,7 @@ class BlockManager:
 
         The tail goes first, in every group: it is evicted before the head that more prompts share.
         """
-        if self.arena is not None:
-            self.arena.drop(sequence.id)
+        self._transfers.drop(sequence)
         sequence.writable = 0
         return self._release(sequence.tables)
 
@@ -574,7 +361,7 @@ class BlockManager:
         entries = zip_longest(*(table.clear() for table in tables), fillvalue=ABSENT)
         for block in chain.from_iterable(reversed(list(entries))):
             if block != ABSENT:
-                self.pool.release(block, keep=self._publishes(block))
+                self.pool.release(block, keep=self._hits.publishes(block))
         return self.pool.available + self.pool.fenced - before
 
     # --- swap
@@ -588,72 +375,21 @@ class BlockManager:
         `intact`, some block does not hold what it should, and nothing is kept.
         Keeps    the blocks that are moved, and their slots, are in transfer until `settle`.
         """
-        held = self._holding(sequence)
-        count = sum(block != ABSENT for row in held for block in row)
-        swap_s = None
-        if self.arena is not None:
-            if recompute_s is None:
-                recompute_s = sequence.scheduled / self.arena.setup.tokens_per_s
-            if intact and 0 < count <= self.arena.room:
-                swap_s = self.arena.setup.seconds(count)
-        how = swap_or_recompute(preemption, swap_s=swap_s, recompute_s=recompute_s)
-        moves = self._move_out(sequence, held) if how.mode == "swap" else ()
-        return Yielded(how, self._release(sequence.tables), moves)
-
-    def _move_out(self, sequence: Sequence, held: Items[Items[int]]) -> tuple[Move, ...]:
-        assert self.arena is not None
-        swapped = self.arena.put(sequence.id, sequence.scheduled, held)
-        moves = tuple(
-            Move("out", row[index], slots[index])
-            for index in range(len(held[0]))
-            for row, slots in zip(held, swapped.slots, strict=True)
-            if row[index] != ABSENT
+        how, moves = self._transfers.keep(
+            sequence, preemption, recompute_s=recompute_s, intact=intact
         )
-        for move in moves:
-            self.pool.fence(move.block)
-        return moves
-
-    def _holding(self, sequence: Sequence) -> tuple[tuple[int, ...], ...]:
-        """The blocks that hold the scheduled positions, a group each, ABSENT where none is needed
-        by whoever goes on from there."""
-        count = ceil_div(sequence.scheduled, self.block_size)
-        entries = zip(*(table.blocks[:count] for table in sequence.tables), strict=True)
-        return tuple(self._columns(tuple(entries), sequence.scheduled))
-
-    def _move_in(self, sequence: Sequence, found: int) -> tuple[Move, ...]:
-        """Bring back what the arena holds beyond the positions `found`; give all its slots back."""
-        swapped = None if self.arena is None else self.arena.swapped(sequence.id)
-        if self.arena is None or swapped is None:
-            return ()
-        moves = []
-        if swapped.tokens > found:
-            for table, slots in zip(sequence.tables, swapped.slots, strict=True):
-                for index in range(max(found // self.block_size, table.first), len(slots)):
-                    if slots[index] != ABSENT:
-                        moves.append(Move("in", table[index], slots[index]))
-        self.arena.take(sequence.id, [move.slot for move in moves])
-        return tuple(moves)
-
-    def _swapped_tokens(self, sequence: Sequence) -> int:
-        swapped = None if self.arena is None else self.arena.swapped(sequence.id)
-        return 0 if swapped is None else swapped.tokens
+        return Yielded(how, self._release(sequence.tables), moves)
 
     def in_transfer(self, sequence: Sequence) -> int:
         """How many blocks of a swapped sequence are still on their way to the arena."""
-        return 0 if self.arena is None else self.arena.in_transfer(sequence.id)
+        return self._transfers.in_transfer(sequence)
 
     def settle(self, moves: tuple[Move, ...], done: int) -> None:
         """The transfers of a plan are over; the first `done` were carried out.
 
         Whoever's KV did not get to the arena is computed again.
         """
-        if self.arena is None:
-            return
-        self.arena.lose(move.slot for move in moves[done:] if move.kind == "out")
-        for move in reversed(moves):  # the tail of a prefix is evicted before its head
-            self.arena.lift(move.slot)
-            if move.kind == "out":
-                self.pool.lift(move.block, keep=self._publishes(move.block))
+        self._transfers.settle(moves, done)
 
     # --- holds
 
@@ -672,25 +408,21 @@ class BlockManager:
     def published(self, nodes: Items[Prefix]) -> set[int] | None:
         """The blocks in which a sequence that begins with `nodes` would find them; None if it would
         not find all."""
-        newest = len(nodes) * self.block_size - 1
-        if self._cache is None or self._cache.match(nodes, len(nodes), newest) < len(nodes):
+        columns = self._hits.published(nodes)
+        if columns is None:
             return None
-        return {block for block in chain.from_iterable(self._needed(nodes)) if block != ABSENT}
+        return {block for block in chain.from_iterable(columns) if block != ABSENT}
 
     def pin(self, nodes: Items[Prefix]) -> tuple[BlockTable, ...]:
         """Tables for a hold, of the published blocks of `nodes`."""
         tables = tuple(BlockTable(self.block_size) for _ in range(self.groups))
-        self._adopt(tables, self._needed(nodes))
+        columns = self._hits.published(nodes)
+        assert columns is not None, "a hold is made of what is published"
+        self._adopt(tables, columns)
         for table in tables:
             for _, block in table.live():
                 self.pool.hold(block)
         return tables
-
-    def _needed(self, nodes: Items[Prefix]) -> list[tuple[int, ...]]:
-        """What whoever computes the last position of `nodes` needs of their blocks, a layer group
-        each."""
-        newest = len(nodes) * self.block_size - 1
-        return self._columns([node.blocks for node in nodes], newest)
 
     def let_go(self, tables: Items[BlockTable]) -> int:
         """Give back what a hold has; returns how many blocks are available again."""
@@ -706,26 +438,7 @@ class BlockManager:
             self._forget(published, Fate("flushed", "", self._now, self._plan_id))
             self.pool.drop([block for block in published if self.pool.is_cached(block)])
 
-    def _publishes(self, block: int) -> bool:
-        return self._cache is not None and self._cache.publishes(block)
-
     def _forget(self, blocks: Iterable[int], fate: Fate) -> None:
         if self._cache is not None:
             for block in blocks:
                 self._cache.forget(block, fate)
-
-
-def _owners(sequences: Iterable[Sequence]) -> Counter[int]:
-    """How many of these own each block."""
-    return Counter(
-        block for sequence in sequences for table in sequence.tables for _, block in table.live()
-    )
-
-
-def _alike(one: Items[Prefix], other: Items[Prefix], first: int) -> int:
-    """Up to which index two chains are the same nodes from `first` on."""
-    pairs = zip(one[first:], other[first:], strict=False)
-    return first + next(
-        (index for index, (a, b) in enumerate(pairs) if a is not b),
-        min(len(one), len(other)) - first,
-    )

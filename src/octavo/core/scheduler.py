@@ -17,7 +17,7 @@ from math import inf
 from typing import Literal, NamedTuple, get_args
 
 from octavo.core import policy
-from octavo.core.block_manager import Admission, BlockManager, Parent, Reservation
+from octavo.core.block_manager import BlockManager
 from octavo.core.block_pool import Shortage
 from octavo.core.budget import Budget, Ceilings, Limits
 from octavo.core.events import (
@@ -38,6 +38,8 @@ from octavo.core.events import (
 )
 from octavo.core.fairness import ServiceCounters
 from octavo.core.following import Followers
+from octavo.core.grants import Admission, Reservation
+from octavo.core.hits import Parent
 from octavo.core.holds import Holds
 from octavo.core.misses import explain, first_miss
 from octavo.core.pace import Pace

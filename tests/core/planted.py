@@ -69,7 +69,7 @@ def skips_copies(patch: pytest.MonkeyPatch) -> None:
 
     def uncopied(manager: BlockManager, *arguments: object) -> object:
         taken = cover(manager, *arguments)
-        return taken if isinstance(taken, Shortage) else replace(taken, copies=())
+        return taken if isinstance(taken, Shortage) else taken._replace(copies=())
 
     patch.setattr(BlockManager, "_cover", uncopied)
 
@@ -82,7 +82,7 @@ def copies_the_wrong_way(patch: pytest.MonkeyPatch) -> None:
         if isinstance(taken, Shortage):
             return taken
         turned = [replace(c, source=c.target, target=c.source) for c in taken.copies]
-        return replace(taken, copies=tuple(turned))
+        return taken._replace(copies=tuple(turned))
 
     patch.setattr(BlockManager, "_cover", turned)
 
@@ -124,7 +124,7 @@ def tells_the_runner_a_wrong_block(patch: pytest.MonkeyPatch) -> None:
             replace(write, blocks=tuple(max(0, block - 1) for block in write.blocks))
             for write in result.writes
         ]
-        return replace(result, writes=tuple(wrong))
+        return result._replace(writes=tuple(wrong))
 
     patch.setattr(BlockManager, "reserve", off_by_one)
 

@@ -51,34 +51,20 @@ class BlockManager:
         self.arena = arena
         self.block_size = block_size
         self.windows = windows
+        self.groups = len(windows)
         self._sliding = [(g, window) for g, window in enumerate(windows) if window is not None]
-        self._cache = cache
+        self.cache = cache
         self._slab_tokens = slab_tokens
         self._returned: list[Returned] = []
         self._now = 0.0
         self._plan_id = 0
         self._hits = Hits(cache, windows, block_size)
-        self._transfers = Transfers(self.pool, arena, self._hits, block_size=block_size)
-        self._room = Room(
-            self.pool,
-            self._hits,
-            self._transfers,
-            windows,
-            block_size=block_size,
-            slab_tokens=slab_tokens,
-        )
+        self._transfers = Transfers(self.pool, arena, self._hits, block_size)
+        self._room = Room(self.pool, self._hits, self._transfers, windows, block_size, slab_tokens)
 
     def begin(self, now: float, plan_id: int) -> None:
         """What changes from here on does so at this time, for this plan: the cache remembers it."""
         self._now, self._plan_id = now, plan_id
-
-    @property
-    def cache(self) -> PrefixCache | None:
-        return self._cache
-
-    @property
-    def groups(self) -> int:
-        return len(self.windows)
 
     def blocks_for(self, positions: int) -> int:
         """How many blocks a sequence of `positions` positions takes, over all layer groups."""
@@ -268,13 +254,12 @@ class BlockManager:
         has been computed. It is copied. When blocks are short and nobody else owns it, it is
         written again in place, and no longer found in the prefix cache until it is full again.
         """
-        index = start // self.block_size
-        copied = [table for table in sequence.tables if self._room.protects(table, start)]
-        rewritten: list[BlockTable] = []
-        missing = [
-            table.missing(upto) for table, upto in zip(sequence.tables, reaches, strict=True)
-        ]
-        if sum(missing) + len(copied) + headroom > self.pool.available:
+        tables, index, rewritten = sequence.tables, start // self.block_size, []
+        copied = []
+        if start % self.block_size:
+            copied = [table for table in tables if self._room.protects(table, start)]
+        missing = [table.missing(upto) for table, upto in zip(tables, reaches, strict=True)]
+        if copied and sum(missing) + len(copied) + headroom > self.pool.available:
             rewritten = [table for table in copied if self.pool.references(table[index]) == 1]
             copied = [table for table in copied if table not in rewritten]
         count = sum(missing) + len(copied)
@@ -283,10 +268,12 @@ class BlockManager:
         taken = self.pool.take(count)
         if isinstance(taken, Shortage):
             return taken
-        lost = (*taken.evicted, *(table[index] for table in rewritten))
-        self._forget(lost, Fate("evicted", sequence.id, self._now, self._plan_id))
+        if taken.evicted or rewritten:
+            lost = (*taken.evicted, *(table[index] for table in rewritten))
+            self._forget(lost, Fate("evicted", sequence.id, self._now, self._plan_id))
         writes, copies, rest = [], [], taken.blocks
-        for group, (table, count) in enumerate(zip(sequence.tables, missing, strict=True)):
+        for group, table in enumerate(tables):
+            count = missing[group]
             if table in copied:
                 target, rest = rest[0], rest[1:]
                 source = table.replace(index, target)
@@ -296,7 +283,7 @@ class BlockManager:
             if count:
                 blocks, rest = rest[:count], rest[count:]
                 writes.append(TableWrite(row, group, table.grow(blocks), blocks))
-        sequence.writable = self.block_size * min(map(len, sequence.tables))
+        sequence.writable = self.block_size * min(map(len, tables))
         return Reservation(tuple(writes), tuple(copies), taken.evicted)
 
     def seal(self, sequence: Sequence) -> None:
@@ -306,8 +293,8 @@ class BlockManager:
         Cost     one hash a filled block; nothing between.
         """
         full = sequence.computed // self.block_size
-        if full > sequence.sealed and self._cache is not None:
-            self._publish(sequence, self._cache, full)
+        if full > sequence.sealed and self.cache is not None:
+            self._publish(sequence, self.cache, full)
         for group, window in self._sliding:
             self._give_back(sequence, group, window)
 
@@ -433,12 +420,12 @@ class BlockManager:
 
     def flush(self) -> None:
         """Empty the prefix cache: unowned blocks become free, the others are found no more."""
-        if self._cache is not None:
-            published = list(self._cache.published())
+        if self.cache is not None:
+            published = list(self.cache.published())
             self._forget(published, Fate("flushed", "", self._now, self._plan_id))
             self.pool.drop([block for block in published if self.pool.is_cached(block)])
 
     def _forget(self, blocks: Iterable[int], fate: Fate) -> None:
-        if self._cache is not None:
+        if self.cache is not None:
             for block in blocks:
-                self._cache.forget(block, fate)
+                self.cache.forget(block, fate)

@@ -16,6 +16,7 @@ block that only transfers own is fenced.
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +26,7 @@ class Shortage:
     blocks: int
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
+class Taken(NamedTuple):
     """New blocks, each with one owner, and which of them held cached content until now."""
 
     blocks: tuple[int, ...]
@@ -105,16 +105,19 @@ class BlockPool:
 
         Cost     O(count).
         """
-        if count > self.available:
-            return Shortage(count - self.available)
-        from_free = min(count, len(self._free))
-        blocks = [self._free.pop() for _ in range(from_free)]
-        evicted = [self._cached.popitem(last=False)[0] for _ in range(count - from_free)]
-        blocks += evicted
+        available = self.available
+        if count > available:
+            return Shortage(count - available)
+        rest = max(0, len(self._free) - count)
+        free = self._free[rest:]
+        del self._free[rest:]
+        free.reverse()  # the one released last goes first
+        evicted = [self._cached.popitem(last=False)[0] for _ in range(count - len(free))]
+        blocks = (*free, *evicted)
         for block in blocks:
             self._references[block] = 1
             self._epochs[block] += 1
-        return Taken(tuple(blocks), tuple(evicted))
+        return Taken(blocks, tuple(evicted))
 
     def share(self, block: int) -> None:
         """Add an owner to a block that is owned, fenced or cached."""

@@ -47,7 +47,8 @@ class BlockTable:
         >>> BlockTable(16).missing(300)
         19
         """
-        return max(0, ceil_div(upto, self._block_size) - len(self._blocks))
+        missing = ceil_div(upto, self._block_size) - len(self._blocks)
+        return missing if missing > 0 else 0
 
     def skip(self, count: int) -> None:
         """Begin a table with `count` ABSENT entries."""
@@ -58,8 +59,10 @@ class BlockTable:
     def grow(self, blocks: tuple[int, ...]) -> int:
         """Append blocks; returns the index of the first."""
         index = len(self._blocks)
-        self._blocks.extend(blocks)
-        self.peak = max(self.peak, len(self._blocks) - self.first)
+        self._blocks += blocks
+        live = index + len(blocks) - self.first
+        if live > self.peak:
+            self.peak = live
         return index
 
     def replace(self, index: int, block: int) -> int:

@@ -4,14 +4,14 @@ Whoever cannot be given what they ask gets a `block_pool.Shortage` instead, and 
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from octavo.core.hits import Parent
 from octavo.core.plan import BlockCopy, Move, TableWrite
 from octavo.core.policy import Yielding
 
 
-@dataclass(frozen=True, slots=True)
-class Reservation:
+class Reservation(NamedTuple):
     """What a runner must apply before it computes, and which cached blocks were reused for it."""
 
     writes: tuple[TableWrite, ...]

@@ -89,6 +89,9 @@ class Fate:
     plan_id: int
 
 
+_tokens_of = attrgetter("tokens")
+
+
 class PrefixCache:
     """Finds and publishes prefixes. It owns no block; the manager asks the pool."""
 
@@ -105,6 +108,7 @@ class PrefixCache:
         self._full = [group for group, window in enumerate(windows) if window is None]
         self._sliding = [(g, window) for g, window in enumerate(windows) if window is not None]
         self._hash = hash_function
+        self._pack = struct.Struct(f"<{block_size}q").pack
         self._nodes: WeakValueDictionary[BlockKey, Prefix] = WeakValueDictionary()
         self._by_block: dict[int, tuple[Prefix, int]] = {}
         self._children: dict[Prefix | Context, list[Prefix]] = {}
@@ -133,15 +137,13 @@ class PrefixCache:
         if node is not None and node.holds(parent, tokens):
             return node
         fresh = Prefix(key, parent, tokens, self._groups)
-        if (
-            node is None
-        ):  # with a collision the older node keeps the key, the fresh one stays private
+        if node is None:  # or else the older node keeps the key, and the fresh one stays private
             self._nodes[key] = fresh
         return fresh
 
     def _key(self, parent: Prefix | Context, tokens: tuple[int, ...]) -> BlockKey:
         head = parent.key if isinstance(parent, Prefix) else self._hash(parent.encode())
-        return BlockKey(self._hash(head + struct.pack(f"<{len(tokens)}q", *tokens)))
+        return BlockKey(self._hash(head + self._pack(*tokens)))
 
     def match(self, chain: Sequence[Prefix], limit: int, most: int | None = None) -> int:
         """How many of the first `limit` nodes of `chain` a sequence can go on from.
@@ -247,4 +249,4 @@ class PrefixCache:
 
 
 def _place(children: list[Prefix], tokens: tuple[int, ...]) -> int:
-    return bisect_left(children, tokens, key=attrgetter("tokens"))
+    return bisect_left(children, tokens, key=_tokens_of)

@@ -42,7 +42,6 @@ class Room:
         hits: Hits,
         transfers: Transfers,
         windows: Windows,
-        *,
         block_size: int,
         slab_tokens: int,
     ) -> None:

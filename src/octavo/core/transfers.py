@@ -22,7 +22,7 @@ class Transfers:
     """Between `pool` and `arena`; without an arena nothing is ever swapped."""
 
     def __init__(
-        self, pool: BlockPool, arena: HostArena | None, hits: Hits, *, block_size: int
+        self, pool: BlockPool, arena: HostArena | None, hits: Hits, block_size: int
     ) -> None:
         self._pool = pool
         self._arena = arena

@@ -15,12 +15,14 @@ from typing import Any
 from octavo.core.block_manager import BlockManager
 from octavo.core.block_pool import BlockPool
 from octavo.core.block_table import ABSENT, BlockTable
+from octavo.core.draft import InFlight
 from octavo.core.fairness import ServiceCounters
 from octavo.core.holds import Hold, Holds
 from octavo.core.plan import Span, StepPlan
 from octavo.core.prefix_cache import Context, Prefix, PrefixCache
 from octavo.core.request import Request
-from octavo.core.scheduler import Scheduler, _InFlight, _Part
+from octavo.core.roster import Roster
+from octavo.core.scheduler import Scheduler
 from octavo.core.sequence import Sequence, State
 from octavo.core.swap import HostArena
 
@@ -93,8 +95,11 @@ def _swapped(names: _Names, arena: HostArena) -> Value:
     )
 
 
-def _in_flight(names: _Names, step: _InFlight) -> Value:
-    parts = tuple(_walk(names, part) for part in step.parts)
+def _in_flight(names: _Names, step: InFlight) -> Value:
+    parts = tuple(
+        (one.id, one.state is State.FINISHED, one.epoch == epoch, _walk(names, span))
+        for one, epoch, span in zip(step.sequences, step.epochs, step.plan.spans, strict=True)
+    )
     moves = [
         (move.kind, names.block(move.block), names.slot(move.slot)) for move in step.plan.moves
     ]
@@ -151,13 +156,15 @@ READERS: dict[tuple[type, str], Reader | None] = {
     (Scheduler, "counters"): None,
     (Scheduler, "pace"): None,
     (Scheduler, "_committed_at"): None,
-    (Scheduler, "_running"): None,  # all that live are told above, by name
-    (Scheduler, "_waiting"): None,
-    (Scheduler, "_arrivals"): None,
-    (Scheduler, "_tickets"): None,
     (Scheduler, "_plans"): None,
     (Scheduler, "_untold"): None,
-    (Scheduler, "_rows"): _count,
+    (Scheduler, "_growth"): None,  # they keep nothing of their own
+    (Scheduler, "_admissions"): None,
+    (Roster, "running"): None,  # all that live are told above, by name
+    (Roster, "waiting"): None,
+    (Roster, "arrivals"): None,
+    (Roster, "tickets"): None,
+    (Roster, "_rows"): _count,
     (Sequence, "rank"): None,  # the place among those that live, above
     (Sequence, "ticket"): None,
     (Sequence, "order"): None,
@@ -187,13 +194,7 @@ VALUES: dict[type, Reader] = {
     StepPlan: lambda names, plan: None,  # carried out; the parts beside it say what will come back
     Span: lambda names, span: (span.start, span.stop, span.samples),
     HostArena: _swapped,
-    _InFlight: _in_flight,
-    _Part: lambda names, part: (
-        part.sequence.id,
-        part.sequence.state is State.FINISHED,
-        part.sequence.epoch == part.epoch,
-        _walk(names, part.span),
-    ),
+    InFlight: _in_flight,
 }
 
 _PLAIN = (int, str, bool, float, bytes, type(None))

@@ -22,7 +22,8 @@ from octavo.core.holds import Holds
 from octavo.core.plan import Move, RowFailed, Sampled, Span
 from octavo.core.prefix_cache import Context, Fate, Prefix, PrefixCache
 from octavo.core.room import Room
-from octavo.core.scheduler import Scheduler, _Part
+from octavo.core.roster import Roster
+from octavo.core.scheduler import Scheduler
 from octavo.core.sequence import Sequence, State
 from octavo.core.swap import HostArena, Swapped
 from octavo.core.transfers import Transfers
@@ -288,8 +289,10 @@ def takes_any_epoch(patch: pytest.MonkeyPatch) -> None:
     """What a step in flight computed before a preemption counts for the blocks after it."""
     take_in = Scheduler._take_in
 
-    def unchecked(scheduler: Scheduler, part: _Part, *rest: object) -> list[Event]:
-        return take_in(scheduler, part._replace(epoch=part.sequence.epoch), *rest)
+    def unchecked(
+        scheduler: Scheduler, sequence: Sequence, epoch: int, *rest: object
+    ) -> Iterable[Event]:
+        return take_in(scheduler, sequence, sequence.epoch, *rest)
 
     patch.setattr(Scheduler, "_take_in", unchecked)
 
@@ -373,13 +376,13 @@ def keeps_the_row_of_the_preempted(patch: pytest.MonkeyPatch) -> None:
 
 
 def loses_the_row_of_the_preempted(patch: pytest.MonkeyPatch) -> None:
-    preempt = Scheduler._preempt
+    preempt = Roster.preempt
 
-    def lost(scheduler: Scheduler, *about: object) -> None:
-        preempt(scheduler, *about)
-        scheduler._rows.pop()
+    def lost(roster: Roster, victim: Sequence, **how: bool) -> None:
+        preempt(roster, victim, **how)
+        roster._rows.pop()
 
-    patch.setattr(Scheduler, "_preempt", lost)
+    patch.setattr(Roster, "preempt", lost)
 
 
 def appends_twice_after_preemption(patch: pytest.MonkeyPatch) -> None:
@@ -442,10 +445,12 @@ def goes_on_after_the_end(patch: pytest.MonkeyPatch) -> None:
     """A step in flight brings a token for an answer that has ended."""
     take_in = Scheduler._take_in
 
-    def late(scheduler: Scheduler, part: _Part, outcome: object, now: float) -> Iterable[Event]:
-        if part.sequence.state is State.FINISHED and isinstance(outcome, Sampled):
-            return [part.sequence.append(outcome.token, 0.0, now)]
-        return take_in(scheduler, part, outcome, now)
+    def late(
+        scheduler: Scheduler, one: Sequence, epoch: int, span: Span, outcome: object, now: float
+    ) -> Iterable[Event]:
+        if one.state is State.FINISHED and isinstance(outcome, Sampled):
+            return [one.append(outcome.token, 0.0, now)]
+        return take_in(scheduler, one, epoch, span, outcome, now)
 
     patch.setattr(Scheduler, "_take_in", late)
 
@@ -454,8 +459,12 @@ def trusts_what_failed(patch: pytest.MonkeyPatch) -> None:
     """A row that failed is treated as one that samples nothing: its request never ends."""
     take_in = Scheduler._take_in
 
-    def trusting(scheduler: Scheduler, part: _Part, outcome: object, now: float) -> Iterable[Event]:
-        return [] if isinstance(outcome, RowFailed) else take_in(scheduler, part, outcome, now)
+    def trusting(
+        scheduler: Scheduler, one: Sequence, epoch: int, span: Span, outcome: object, now: float
+    ) -> Iterable[Event]:
+        if isinstance(outcome, RowFailed):
+            return ()
+        return take_in(scheduler, one, epoch, span, outcome, now)
 
     patch.setattr(Scheduler, "_take_in", trusting)
 

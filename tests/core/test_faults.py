@@ -10,7 +10,6 @@ from random import Random
 import pytest
 from tests.core.serving import DRAWN, Serving, Setup, prompt
 
-from octavo.core.block_manager import BlockManager
 from octavo.core.budget import AdmissionRule
 from octavo.core.events import Admitted, Deferred, Finished, Preempted, Refused
 from octavo.core.invariants import check
@@ -18,6 +17,7 @@ from octavo.core.plan import RowFailed, Span, StepResult
 from octavo.core.prefix_cache import Context, Fate, Prefix
 from octavo.core.request import Request
 from octavo.core.room import Room
+from octavo.core.sequence import Sequence
 from octavo.core.windows import Windows
 from octavo.errors import ConfigError
 from octavo.simulate.oracle import answer_alone
@@ -249,7 +249,7 @@ def test_B025_the_audit_counts_a_copy_too_many(
     random: Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The planted fault: every write in the middle of a block copies it."""
-    monkeypatch.setattr(BlockManager, "covers", lambda manager, sequence, upto: False)
+    monkeypatch.setattr(Sequence, "writable", property(lambda one: 0, lambda one, upto: None))
     monkeypatch.setattr(
         Room, "protects", lambda room, table, position: position % 4 and len(table) > 2
     )

@@ -97,8 +97,8 @@ def test_siblings_that_are_held_count_as_waiting(waiting: int | None, tokens: in
         serving.submit(Request(id=str(number), prompt=prompt, max_tokens=2, branches=4))
     refused = {e.limit for e in serving.endings.values() if isinstance(e, Refused)}
     assert refused == {"waiting" if tokens is None else "waiting_tokens"}
-    scheduler = serving.scheduler
-    assert scheduler.unadmitted == len(scheduler.waiting) + len(scheduler.held)
-    assert (scheduler.unadmitted, scheduler.unadmitted_tokens) == ((8, 24) if waiting else (20, 60))
+    roster = serving.scheduler.roster
+    assert roster.unadmitted == len(roster.waiting) + len(roster.held)
+    assert (roster.unadmitted, roster.unadmitted_tokens) == ((8, 24) if waiting else (20, 60))
     serving.finish()
-    assert (scheduler.unadmitted, scheduler.unadmitted_tokens) == (0, 0)
+    assert (roster.unadmitted, roster.unadmitted_tokens) == (0, 0)

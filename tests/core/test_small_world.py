@@ -12,7 +12,7 @@ from tests.core.small_world import Broken, World, explore
 from tests.core.soak import SOAK
 from tests.core.worlds import GROUPS, PRIORITIES, WORLDS
 
-from octavo.core.scheduler import Scheduler, _Part
+from octavo.core.scheduler import Scheduler
 from octavo.core.sequence import Sequence
 
 LIMIT = 20_000
@@ -49,9 +49,9 @@ def test_a_search_tells_the_calls_that_lead_to_a_fault(monkeypatch: pytest.Monke
 def test_a_search_finds_steps_that_go_on_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a step has computed is not taken in: the same step again, and again."""
 
-    def ignores(scheduler: Scheduler, part: _Part, outcome: object, now: float) -> list[object]:
-        part.sequence.scheduled, part.sequence.promised = part.sequence.computed, 0
-        return []
+    def ignores(scheduler: Scheduler, sequence: Sequence, *about: object) -> tuple[object, ...]:
+        sequence.scheduled, sequence.promised = sequence.computed, 0
+        return ()
 
     monkeypatch.setattr(Scheduler, "_take_in", ignores)
     with pytest.raises(Broken, match="never end"):

@@ -198,11 +198,6 @@ class BlockManager:
             for group, table in enumerate(sequence.tables)
         )
 
-    def covers(self, sequence: Sequence, upto: int) -> bool:
-        """Whether there is nothing to reserve: the tables reach every position below `upto`, and
-        the block that the next position is written to has one owner. False if that is not known."""
-        return upto <= sequence.writable
-
     def reserve(self, sequence: Sequence, upto: int, headroom: int = 0) -> Reservation | Shortage:
         """Make the tables of `sequence` cover every position below `upto`, ready to be written to.
 

@@ -106,6 +106,9 @@ class Budget:
         self.left = tokens
         self.limit = limit
 
+    def covers(self, demand: int) -> bool:
+        return demand <= self.left
+
     def grant(self, demand: int) -> int:
         """As much of `demand` as is left."""
         granted = min(demand, self.left)

@@ -1,6 +1,8 @@
 """What leaves the core: events for the caller, decisions and their reasons for the journal."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
 TokenLimit = Literal["tokens", "slo"]
@@ -42,6 +44,10 @@ class Token(NamedTuple):
     token: int
     logprob: float
     branch: int = 0
+
+
+token_event: Callable[[tuple[str, int, int, float, int]], Token] = partial(tuple.__new__, Token)
+"""`Token(*fields)` in half the time: each step makes one for every sequence."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ class ServiceCounters:
 
     def answer(self, tenant: str) -> None:
         """Charge a token of an answer."""
-        self._counters[tenant] = self.of(tenant) + ANSWER_WEIGHT
+        self._counters[tenant] = self._counters.get(tenant, 0) + ANSWER_WEIGHT
 
     def _forget(self, least: int, kept: Set[str]) -> None:
         self._counters = {

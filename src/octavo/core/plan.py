@@ -9,7 +9,9 @@ written to the blocks that they read, nor read from the slots that they write.
 What there is one of for each sequence and step is a named tuple: it is made in a third of the time.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple, Protocol
 
 from octavo.core.events import Decision
@@ -73,6 +75,11 @@ class Span(NamedTuple):
     stop: int
     tokens: tuple[int, ...]
     samples: bool
+
+
+span_of: Callable[[tuple[int, int, int, tuple[int, ...], bool]], Span]
+span_of = partial(tuple.__new__, Span)
+"""`Span(*fields)` in half the time: each step makes one for every sequence."""
 
 
 @dataclass(frozen=True, slots=True)

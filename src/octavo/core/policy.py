@@ -202,15 +202,14 @@ Offered = tuple[Sequence, int]
 """A running sequence and its demand."""
 
 
-def service_order(demands: Items[Offered], budget: int, at: Circumstances) -> Items[Offered]:
-    """The order in which running sequences, each with its demand, are offered the token budget.
+def service_order(demands: Items[Offered], at: Circumstances) -> Items[Offered]:
+    """The order in which running sequences, each with its demand, are offered a token budget that
+    is not enough for all.
 
-    Any order if that is enough for all. Else decodes first, those that waited longest before the
-    others, so that each gets its turn when the budget is smaller than their number; then the rest
-    as they would be admitted. Who missed its target comes after all others.
+    Decodes first, those that waited longest before the others, so that each gets its turn when the
+    budget is smaller than their number; then the rest as they would be admitted. Who missed its
+    target comes after all others.
     """
-    if sum([demand for _, demand in demands]) <= budget:
-        return demands
     return sorted(demands, key=partial(_service_turn, at))
 
 

@@ -12,8 +12,8 @@ admission on, as if it were computed: its plan moves it in.
 from enum import Enum
 
 from octavo.core.block_table import BlockTable
-from octavo.core.events import Finished, FinishReason, Receipt, Token
-from octavo.core.plan import Span
+from octavo.core.events import Finished, FinishReason, Receipt, Token, token_event
+from octavo.core.plan import Span, span_of
 from octavo.core.prefix_cache import Context, Prefix
 from octavo.core.request import Request, branch_name
 
@@ -42,6 +42,45 @@ class Sequence:
     `number` counts the branches of a request from 0; the first stands for the prompt in receipts.
     """
 
+    __slots__ = (
+        "_admitted_s",
+        "_cached_tokens",
+        "_reached",
+        "_recomputed_tokens",
+        "arrived_s",
+        "branch",
+        "common",
+        "computed",
+        "context",
+        "epoch",
+        "first_token_s",
+        "headed_s",
+        "id",
+        "last_position",
+        "last_served",
+        "longest_chunk",
+        "number",
+        "order",
+        "pinned",
+        "preemptions",
+        "prefixes",
+        "private",
+        "promised",
+        "rank",
+        "request",
+        "restored",
+        "row",
+        "scheduled",
+        "sealed",
+        "state",
+        "submitted_s",
+        "swaps",
+        "tables",
+        "ticket",
+        "tokens",
+        "writable",
+    )
+
     def __init__(
         self,
         request: Request,
@@ -57,6 +96,8 @@ class Sequence:
         self.request = request
         self.id = branch_name(request.id, number)
         self.number = number
+        self.branch = request.sampling.branch
+        """The number in its events."""
         self.arrive(order, now)
         self.ticket: int | None = None
         """Which admission was its first; None before that."""
@@ -89,7 +130,8 @@ class Sequence:
         self.pinned = len(request.pins) if number else 0
         """How many of the pins of its request were granted or refused, or are another sibling's."""
         self.writable = 0
-        """Positions from `scheduled` up to here may be written to; kept by the block manager."""
+        """Positions from `scheduled` up to here have blocks that nobody else owns or finds: nothing
+        is to be reserved. 0 if that is not known. Kept by the block manager."""
         self.last_served = -1
         self._reached = 0
         self._cached_tokens = 0
@@ -117,8 +159,11 @@ class Sequence:
 
     @property
     def demand(self) -> int:
-        rest = min(len(self.tokens) + self.promised, self.last_position) - self.scheduled
-        return min(rest, self.longest_chunk)
+        last = len(self.tokens) + self.promised
+        if last > self.last_position:
+            last = self.last_position
+        rest = last - self.scheduled
+        return rest if rest < self.longest_chunk else self.longest_chunk
 
     def common_with(self, sequence: "Sequence") -> int:
         """How many leading positions `sequence`, a sibling, can take over."""
@@ -157,13 +202,13 @@ class Sequence:
 
     def schedule(self, count: int, plan_id: int) -> Span:
         """Put the next `count` positions into a plan; returns them."""
-        start, length = self.scheduled, len(self.tokens) + self.promised
+        start, tokens = self.scheduled, self.tokens
         self.scheduled = stop = start + count
         self.last_served = plan_id
-        samples = stop == length
+        samples = stop == len(tokens) + self.promised
         if samples:
             self.promised += 1
-        return Span(self.row, start, stop, tuple(self.tokens[start:stop]), samples)
+        return span_of((self.row, start, stop, tuple(tokens[start:stop]), samples))
 
     def compute(self, start: int, stop: int) -> None:
         self.computed = stop
@@ -180,15 +225,15 @@ class Sequence:
         if self.first_token_s is None:
             self.first_token_s = now
         number = len(tokens) - len(request.prompt) - 1
-        return Token(request.id, number, token, logprob, request.sampling.branch)
+        return token_event((request.id, number, token, logprob, self.branch))
 
     def finish(
         self, reason: FinishReason, stop_id: int | None, now: float, message: str = ""
     ) -> Finished:
         """Become FINISHED; returns the terminal event."""
         self.become(State.FINISHED)
-        branch = self.request.sampling.branch
-        return Finished(self.request.id, reason, stop_id, message, self.receipt(now), branch)
+        receipt = self.receipt(now)
+        return Finished(self.request.id, reason, stop_id, message, receipt, self.branch)
 
     def ending(self) -> tuple[FinishReason, int | None] | None:
         """Whether the newest token ends the answer, and why."""

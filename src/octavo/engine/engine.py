@@ -196,7 +196,7 @@ class Engine:
         arena = scheduler.manager.arena
         return EngineStatus(
             running=len(scheduler.running),
-            waiting=scheduler.unadmitted,
+            waiting=scheduler.roster.unadmitted,
             blocks_total=pool.total,
             blocks_free=pool.available - pool.cached,
             blocks_cached=pool.cached,

@@ -1,0 +1,66 @@
+"""Draft: a plan in the making; InFlight: one that was handed out and is not committed yet."""
+
+from typing import Literal, NamedTuple
+
+from octavo.core.budget import Budget
+from octavo.core.events import Decision, Deferred, Evicted
+from octavo.core.grants import Admission, Reservation
+from octavo.core.plan import Bind, Move, StepPlan
+from octavo.core.policy import Circumstances
+from octavo.core.sequence import Sequence
+
+
+class Draft:
+    """What each sequence is granted, and why the others are not, until the plan is closed."""
+
+    def __init__(self, plan_id: int, at: Circumstances, budget: Budget) -> None:
+        self.id = plan_id
+        self.at = at
+        self.budget = budget
+        self.grants: dict[Sequence, int] = {}
+        self.binds: list[Bind] = []
+        self.covers: dict[Sequence, Reservation | Admission] = {}
+        self.decisions: list[Decision] = []
+        self.pinned: list[Decision] = []
+        """What became of the pins that requests admitted now ask for."""
+        self.moves_out: list[Move] = []
+        self.moves_in: list[Move] = []
+        self.stuck: set[Sequence] = set()
+        """Those that no blocks were found for: they wait in place, and their tokens came back."""
+        self.preempted = False
+        self.awaited = 0
+        """Blocks kept for those who will have enough when the moves in flight are over."""
+        self.leaders: list[Sequence] | None = None
+        """Who is computing its prompt, once somebody has asked."""
+
+    def cover(self, sequence: Sequence, taken: Reservation | Admission) -> None:
+        self.covers[sequence] = taken
+        self.decisions += [Evicted(block, sequence.id) for block in taken.evicted]
+
+    def defer(
+        self, sequence: Sequence, limit: Literal["blocks", "in_transfer"], missing: int
+    ) -> None:
+        """Take back what was granted to `sequence`: it waits in place."""
+        self.budget.refund(self.grants.pop(sequence))
+        self.stuck.add(sequence)
+        self.decisions.append(Deferred(sequence.id, limit, missing))
+
+    def take_back(self, victim: Sequence) -> Reservation | Admission | None:
+        """Take back all that a victim was granted; returns the blocks it was given in this plan."""
+        self.preempted = True
+        self.budget.refund(self.grants.pop(victim, 0))
+        return self.covers.pop(victim, None)
+
+    @property
+    def empty(self) -> bool:
+        """Nothing is to be computed or moved."""
+        return not (self.grants or self.moves_out or self.moves_in)
+
+
+class InFlight(NamedTuple):
+    """A plan made at `planned_at`: span i is of `sequences[i]`, which was in `epochs[i]` then."""
+
+    plan: StepPlan
+    sequences: tuple[Sequence, ...]
+    epochs: tuple[int, ...]
+    planned_at: float

@@ -1,0 +1,121 @@
+"""Growth: the tokens of a step, and the blocks for them, shared out among those that run.
+
+Who ranks last yields when blocks are short, or waits in place; so the one that ranks first can
+always go on.
+"""
+
+from collections.abc import Container
+from collections.abc import Sequence as Items
+from typing import get_args
+
+from octavo.core import policy
+from octavo.core.block_manager import BlockManager
+from octavo.core.block_pool import Shortage
+from octavo.core.budget import Budget
+from octavo.core.draft import Draft
+from octavo.core.events import Chunked, Decision, Deferred, TokenLimit
+from octavo.core.holds import Holds
+from octavo.core.preemption import Preemptions
+from octavo.core.roster import Roster
+from octavo.core.sequence import Sequence
+
+
+class Growth:
+    """Cost     O(running), and no more than a look at each one that has room in its last block."""
+
+    def __init__(
+        self, manager: BlockManager, roster: Roster, holds: Holds, preemptions: Preemptions
+    ) -> None:
+        self._manager = manager
+        self._roster = roster
+        self._holds = holds
+        self._preemptions = preemptions
+
+    def share_out(self, draft: Draft) -> None:
+        """Give tokens and blocks to those that run, as far as either goes."""
+        self._grant(draft, self._roster.running)
+        self._secure(draft)
+        self._pass_on(draft)
+
+    def _grant(self, draft: Draft, running: Items[Sequence]) -> None:
+        """Hand the token budget out."""
+        demands = [(sequence, sequence.demand) for sequence in running]
+        wanted = sum([demand for _, demand in demands])
+        if draft.budget.covers(wanted):
+            draft.budget.grant(wanted)
+            draft.grants.update([offer for offer in demands if offer[1]])
+            return
+        for sequence, demand in policy.service_order(demands, draft.at):
+            granted = draft.budget.grant(demand)
+            if granted:
+                draft.grants[sequence] = granted
+            if granted < demand:
+                draft.decisions.append(_short_of_tokens(sequence, granted, demand, draft.budget))
+
+    def _secure(self, draft: Draft) -> None:
+        """Find blocks for every grant, by rank.
+
+        Nobody yields for blocks that come back when moves in flight are over: they are waited for.
+        """
+        growing = [
+            sequence
+            for sequence, granted in draft.grants.items()
+            if sequence.scheduled + granted > sequence.writable
+        ]
+        for sequence in policy.by_rank(growing):
+            while sequence in draft.grants:
+                upto = sequence.scheduled + draft.grants[sequence]
+                reservation = self._manager.reserve(sequence, upto, draft.awaited)
+                if not isinstance(reservation, Shortage):
+                    draft.cover(sequence, reservation)
+                    break
+                if reservation.blocks <= self._manager.pool.fenced:
+                    draft.awaited = self._manager.pool.available + reservation.blocks
+                    draft.defer(sequence, "in_transfer", reservation.blocks)
+                    break
+                self._make_room(sequence, upto, reservation.blocks, draft)
+
+    def _make_room(self, sequence: Sequence, upto: int, missing: int, draft: Draft) -> None:
+        """Let a hold go, or preempt who ranks last; if all that ranks below would not do, nobody
+        yields, and `sequence` waits in place."""
+        below = policy.below(sequence, self._roster.running)
+        lacking = self._manager.lacking(sequence, upto, below, draft.awaited, holds=True)
+        if not lacking and (dropped := self._holds.yield_to(sequence)):
+            draft.decisions.append(dropped)
+            return
+        victim = policy.victim_for(sequence, self._roster.running)
+        if victim is None or lacking:
+            draft.defer(sequence, "blocks", missing)
+        else:
+            self._preemptions.preempt(victim, sequence, draft)
+
+    def _pass_on(self, draft: Draft) -> None:
+        """Offer the tokens that came back to those for whom none were left.
+
+        Otherwise one that is served next, ranks last and finds no block could hold a small budget
+        for ever, and nobody would go on to give it blocks.
+        """
+        while draft.stuck and draft.budget.left and not draft.preempted:
+            served = {*draft.grants, *draft.stuck}
+            rest = [one for one in self._roster.running if one.demand and one not in served]
+            if not rest:
+                return
+            ids = {one.id for one in rest}
+            draft.decisions = [said for said in draft.decisions if not _no_tokens(said, ids)]
+            self._grant(draft, rest)
+            self._secure(draft)
+
+
+def _no_tokens(decision: Decision, ids: Container[str]) -> bool:
+    """Whether it says that one of these got no tokens."""
+    return (
+        isinstance(decision, Deferred)
+        and decision.limit in get_args(TokenLimit)
+        and decision.request_id in ids
+    )
+
+
+def _short_of_tokens(sequence: Sequence, granted: int, demand: int, budget: Budget) -> Decision:
+    if granted:
+        return Chunked(sequence.id, granted, demand, budget.limit)
+    return Deferred(sequence.id, budget.limit, demand)

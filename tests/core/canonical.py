@@ -152,7 +152,6 @@ READERS: dict[tuple[type, str], Reader | None] = {
     (PrefixCache, "_by_block"): _published,
     (PrefixCache, "_fates"): None,  # for those who explain
     (PrefixCache, "_hash"): None,
-    (PrefixCache, "_pack"): None,
     (Scheduler, "counters"): None,
     (Scheduler, "pace"): None,
     (Scheduler, "_committed_at"): None,

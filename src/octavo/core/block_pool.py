@@ -108,16 +108,14 @@ class BlockPool:
         available = self.available
         if count > available:
             return Shortage(count - available)
-        rest = max(0, len(self._free) - count)
-        free = self._free[rest:]
-        del self._free[rest:]
-        free.reverse()  # the one released last goes first
-        evicted = [self._cached.popitem(last=False)[0] for _ in range(count - len(free))]
-        blocks = (*free, *evicted)
+        from_free = min(count, len(self._free))
+        blocks = [self._free.pop() for _ in range(from_free)]
+        evicted = [self._cached.popitem(last=False)[0] for _ in range(count - from_free)]
+        blocks += evicted
         for block in blocks:
             self._references[block] = 1
             self._epochs[block] += 1
-        return Taken(blocks, tuple(evicted))
+        return Taken(tuple(blocks), tuple(evicted))
 
     def share(self, block: int) -> None:
         """Add an owner to a block that is owned, fenced or cached."""

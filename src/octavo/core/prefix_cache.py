@@ -108,7 +108,7 @@ class PrefixCache:
         self._full = [group for group, window in enumerate(windows) if window is None]
         self._sliding = [(g, window) for g, window in enumerate(windows) if window is not None]
         self._hash = hash_function
-        self._pack = struct.Struct(f"<{block_size}q").pack
+        self._packed = f"<{block_size}q"
         self._nodes: WeakValueDictionary[BlockKey, Prefix] = WeakValueDictionary()
         self._by_block: dict[int, tuple[Prefix, int]] = {}
         self._children: dict[Prefix | Context, list[Prefix]] = {}
@@ -143,7 +143,7 @@ class PrefixCache:
 
     def _key(self, parent: Prefix | Context, tokens: tuple[int, ...]) -> BlockKey:
         head = parent.key if isinstance(parent, Prefix) else self._hash(parent.encode())
-        return BlockKey(self._hash(head + self._pack(*tokens)))
+        return BlockKey(self._hash(head + struct.pack(self._packed, *tokens)))
 
     def match(self, chain: Sequence[Prefix], limit: int, most: int | None = None) -> int:
         """How many of the first `limit` nodes of `chain` a sequence can go on from.

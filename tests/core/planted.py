@@ -91,6 +91,7 @@ def copies_the_wrong_way(patch: pytest.MonkeyPatch) -> None:
 def writes_to_shared_blocks(patch: pytest.MonkeyPatch) -> None:
     """Nobody copies: the branches of a request write over each other."""
     patch.setattr(Room, "protects", lambda room, table, position: False)
+    patch.setattr(BlockPool, "share", _own)
 
 
 def forks_without_owning(patch: pytest.MonkeyPatch) -> None:

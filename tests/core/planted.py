@@ -12,6 +12,7 @@ from itertools import chain
 import pytest
 
 from octavo.core import block_manager, policy
+from octavo.core.admission import Admissions
 from octavo.core.block_manager import BlockManager
 from octavo.core.block_pool import BlockPool, Shortage, Taken
 from octavo.core.budget import Budget
@@ -500,10 +501,10 @@ def spends_more_than_the_budget(patch: pytest.MonkeyPatch) -> None:
 def admits_above_a_lowered_limit(patch: pytest.MonkeyPatch) -> None:
     """The limit on rows is that of the start, whatever holds now."""
 
-    def missing(scheduler: Scheduler, leaving: int = 0) -> int:
-        return len(scheduler.running) - leaving + 1 - scheduler.ceilings.sequences
+    def missing(admissions: Admissions, draft: object, leaving: int = 0) -> int:
+        return 1 - leaving - len(admissions._roster._rows)
 
-    patch.setattr(Scheduler, "_rows_missing", missing)
+    patch.setattr(Admissions, "_rows_missing", missing)
 
 
 def publishes_one_block_for_two_prefixes(patch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,15 @@ At rest means: every block free or cached, nothing waits or runs, one terminal e
 `Serving.finish` asserts that, and that each answer is the one the request gets alone.
 """
 
+from copy import deepcopy
+from dataclasses import replace
 from itertools import permutations, product
 from random import Random
 
 import pytest
 from tests.core.serving import DRAWN, Serving, Setup, prompt
 
-from octavo.core.budget import AdmissionRule
+from octavo.core.budget import AdmissionRule, Preemption
 from octavo.core.events import Admitted, Deferred, Finished, Preempted, Refused
 from octavo.core.invariants import check
 from octavo.core.plan import RowFailed, Span, StepResult
@@ -18,9 +20,9 @@ from octavo.core.prefix_cache import Context, Fate, Prefix
 from octavo.core.request import Request
 from octavo.core.room import Room
 from octavo.core.sequence import Sequence
-from octavo.core.windows import Windows
+from octavo.core.windows import Windows, longest_sequence
 from octavo.errors import ConfigError
-from octavo.simulate.oracle import answer_alone
+from octavo.simulate.oracle import WrongContent, answer_alone
 from octavo.units import ceil_div
 
 
@@ -132,6 +134,74 @@ def test_B008_what_was_taken_goes_back_when_the_rest_is_short(random: Random) ->
             assert grown in (0, 1)
             assert len(serving.scheduler.running) == 1
         serving.finish()
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+@pytest.mark.parametrize("cached", [True, False])
+def test_B006_positions_planned_beyond_the_end_are_given_back(
+    random: Random, depth: int, cached: bool
+) -> None:
+    """B006: slots whose tokens came to nothing were counted neither as free nor as used.
+
+    Here those are what plans in flight compute after a token that ends the answer.
+    """
+    serving = Serving(
+        Setup(blocks=40, block_size=16, tokens=200, depth=depth, cached=cached, vocabulary=97)
+    )
+    stops = frozenset(random.sample(range(97), 9))
+    requests = [
+        request(str(n), prompt(random, 13 + n % 7), 40, stop_token_ids=stops, sampling=DRAWN)
+        for n in range(8)
+    ]
+    serving.submit(*requests)
+    pool = serving.scheduler.manager.pool
+    while not serving.scheduler.idle:
+        serving.step()
+        held = {
+            block for sequence in serving.scheduler.running for block in sequence.tables[0].blocks
+        }
+        assert pool.total - pool.available == pool.owned == len(held)
+    useful = sum(len(r.prompt) + len(serving.tokens[r.id]) - 1 for r in requests)
+    assert serving.scheduler.counters.tokens_computed > useful
+    serving.assert_at_rest()
+
+
+@pytest.mark.parametrize("windows", [(None,), (8,), (None, 8)])
+@pytest.mark.parametrize("admission", ["full", "chunked", "predicted"])
+@pytest.mark.parametrize("host_blocks", [0, 20])
+def test_B168_the_longest_request_that_is_taken_ends(
+    random: Random, windows: Windows, admission: AdmissionRule, host_blocks: int
+) -> None:
+    """B168: a pool that cannot hold one request of the length that it accepts. With branches, and
+    plans in flight."""
+    longest = longest_sequence(windows, 4, 9, 200)
+    for branches, depth, more in product((1, 3), (1, 3), (0, 1)):
+        setup = Setup(
+            blocks=9,
+            block_size=4,
+            windows=windows,
+            admission=admission,
+            host_blocks=host_blocks,
+            depth=depth,
+        )
+        serving = Serving(setup)
+        length = longest // 2
+        serving.submit(
+            request(
+                "longest",
+                prompt(random, length),
+                longest + more - length + 1,
+                branches=branches,
+                sampling=DRAWN,
+            )
+        )
+        if more and None in windows:
+            refused = serving.endings["longest"]
+            assert isinstance(refused, Refused)
+            assert refused.limit == "blocks"
+        else:
+            serving.finish()
+            assert finished(serving, "longest").reason == "length"
 
 
 # --- the prefix cache
@@ -424,6 +494,30 @@ def test_B031_one_missing_block_takes_one_victim(
     serving.assert_at_rest()
 
 
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_B031_no_more_yield_than_those_that_grow_are_short_of(
+    random: Random, preemption: Preemption
+) -> None:
+    """B031: all of three need a block at once, and one of them gives up three."""
+    serving = Serving(
+        Setup(
+            blocks=9,
+            block_size=4,
+            watermark_blocks=0,
+            cached=False,
+            host_blocks=9,
+            preemption=preemption,
+        )
+    )
+    serving.submit(*(request(name, prompt(random, 11), 6) for name in "abc"))
+    while not serving.of(Preempted):
+        serving.step()
+    for _ in range(2):
+        serving.step()
+    assert [decision.request_id for decision in serving.of(Preempted)] == ["c"]
+    serving.finish()
+
+
 @pytest.mark.parametrize("host_blocks", [0, 40])
 def test_B032_preemption_changes_neither_answer_nor_usage(random: Random, host_blocks: int) -> None:
     """B032: tokens generated before were folded into the prompt, answers came back short."""
@@ -528,6 +622,146 @@ def test_B037_the_preempted_return_before_newer_arrivals_of_equal_rank(
     assert not any(name.startswith("small") for name in order[:back])
     serving.finish()
     assert arena is None or arena.used == 0
+
+
+# --- transfers
+
+
+def test_B135_a_reload_goes_where_a_step_in_flight_still_reads(random: Random) -> None:
+    """B135: a reload wrote into a block that an earlier step was reading.
+
+    Plans are carried out in their order. A runner that loads ahead is found out.
+    """
+    serving = Serving(
+        Setup(blocks=8, block_size=4, depth=2, cached=False, host_blocks=20, preemption="swap")
+    )
+    serving.submit(request("low", prompt(random, 18), 9, priority=1))
+    serving.step()
+    serving.submit(request("high", prompt(random, 18), 9))
+    while not serving.tokens["high"]:
+        serving.step()
+    while serving.in_flight:
+        serving.land()
+    reading = serving.launch()
+    (high,) = serving.scheduler.running
+    read = set(high.tables[0].blocks)
+    serving.cancel("high")
+    loading = serving.launch()
+    assert loading is not None
+    assert {move.block for move in loading.moves if move.kind == "in"} & read
+    ahead = deepcopy(serving.oracle)
+    ahead.execute(replace(loading, binds=(), writes=(), spans=()))
+    with pytest.raises(WrongContent, match="high"):
+        ahead.execute(reading)
+    serving.finish()
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_B136_a_block_that_is_being_moved_is_given_to_nobody(random: Random, cached: bool) -> None:
+    """B136: one with a store under way went to a new request.
+
+    Its owner yields, then ends, and all the rest of the pool is taken before the move is over.
+    """
+    serving = Serving(
+        Setup(
+            blocks=12,
+            block_size=4,
+            tokens=99,
+            depth=2,
+            watermark_blocks=0,
+            cached=cached,
+            host_blocks=20,
+            preemption="swap",
+        )
+    )
+    serving.submit(request("stored", prompt(random, 20), 9, priority=1))
+    serving.step()
+    serving.step()
+    serving.land()
+    serving.submit(request("high", prompt(random, 24), 9))
+    while not (plan := serving.launch()).moves:
+        serving.land()
+    moving = {move.block for move in plan.moves}
+    serving.cancel("stored")
+    pool = serving.scheduler.manager.pool
+    assert pool.fences() == moving
+    serving.submit(request("all", prompt(random, 4 * pool.available), 1))
+    serving.launch()
+    taken = {b for s in serving.scheduler.running for b in s.tables[0].blocks}
+    assert not pool.available
+    assert not taken & moving
+    assert len(taken) + len(moving) == pool.total
+    serving.land()
+    assert not pool.fenced
+    assert pool.available == len(moving)
+    serving.finish()
+
+
+def whereabouts(serving: Serving, name: str) -> set[str]:
+    """Where the branches of a request are."""
+    scheduler, arena = serving.scheduler, serving.scheduler.manager.arena
+    assert arena is not None
+    aside = {follower for _, _, follower in scheduler.followers}
+    places = {"held" for one in scheduler.held if one.request.id == name}
+    for one in scheduler.waiting:
+        if one.request.id != name:
+            continue
+        if one in aside:
+            places.add("follows")
+        elif arena.swapped(one.id):
+            places.add("moves out" if arena.in_transfer(one.id) else "swapped")
+        else:
+            places.add("preempted" if one.preemptions else "queued")
+    for one in scheduler.running:
+        if one.request.id == name:
+            if one.computed < one.restored:
+                places.add("moves in")
+            else:
+                places.add("prefill" if one.computed < len(one.request.prompt) else "decode")
+    return places
+
+
+def test_B107_who_goes_is_gone_at_once_wherever_it_is(random: Random) -> None:
+    """B107: after the client had gone the engine went on for it. With four answers, at any step."""
+    beginning, tails = prompt(random, 20), [prompt(random, 5) for _ in range(3)]
+    setup = Setup(
+        blocks=26,
+        block_size=4,
+        tokens=16,
+        depth=2,
+        sequences=5,
+        host_blocks=9,
+        preemption="swap",
+    )
+    seen: set[str] = set()
+    for steps in range(40):
+        serving = Serving(setup)
+        serving.submit(request("first", (*beginning, *tails[0]), 9))
+        serving.submit(
+            request("gone", (*beginning, *tails[1]), 12, branches=4, priority=1, sampling=DRAWN)
+        )
+        for step in range(steps + 1):
+            if step in (6, 16):
+                serving.submit(request(f"high {step}", prompt(random, 60), 4))
+            if step < steps:
+                serving.step()
+        serving.launch()
+        seen |= whereabouts(serving, "gone")
+        serving.cancel("gone")
+        assert not whereabouts(serving, "gone")
+        serving.finish()
+        assert not whereabouts(serving, "gone")
+    assert seen == {
+        "queued",
+        "follows",
+        "held",
+        "prefill",
+        "decode",
+        "moves out",
+        "swapped",
+        "preempted",
+        "moves in",
+    }
 
 
 # --- chunks and budgets

@@ -1,14 +1,19 @@
 """The debug pages: the lives of the last requests, and 404 for others."""
 
 import asyncio
+from pathlib import Path
+from random import Random
 
 import httpx
+import msgspec
 from tests.core.serving import Setup
-from tests.observe.recording import watched
+from tests.observe.recording import core_setup, random_run, small_setup, watched
 from tests.serve.scripted import ScriptedClient, byte_tokenizer
 
 from octavo.core.request import Request
 from octavo.engine.door import Door
+from octavo.observe.explain import account
+from octavo.observe.journal import Entry, Journal, read_journal
 from octavo.observe.lives import Lives
 from octavo.serve.app import create_app
 from octavo.serve.service import ServeSettings
@@ -63,3 +68,30 @@ def test_an_unknown_request_is_404_in_the_shape_of_errors() -> None:
 
 def test_without_requests_the_list_is_empty() -> None:
     assert get(app_over(None), "/debug/requests").json() == {"requests": []}
+
+
+def test_a_life_is_told_as_from_the_journal(tmp_path: Path, seed: int) -> None:
+    """At work and when it has ended: what `octavo explain` reads is what the server tells."""
+    random = Random(seed)
+    for number in range(5):
+        setup, live = small_setup(random), Lives()
+        file = tmp_path / str(number)
+        journal = Journal(file, core_setup(setup), octavo="1", started_at=0.0)
+        run = watched(setup, live, journal)
+        run.submit(*(Request(id=name, prompt=(7, 8), max_tokens=9) for name in "abc"))
+        run.step()
+        for _ in range(2):
+            read = Lives(ended=None)
+            for line in read_journal(file):
+                if isinstance(line, Entry):
+                    read.observe(line.call, line.answer)
+            assert len(read.all()) >= 3
+            for life in read.all():
+                told = get(app_over(live), f"/debug/requests/{life.id.replace('#', '%23')}")
+                kept = read.named(life.id)
+                assert kept is not None
+                expected = account(kept, read.started_s or 0.0)
+                assert told.json()["request"] == msgspec.json.decode(msgspec.json.encode(expected))
+            if not run.scheduler.idle:
+                random_run(random, run)
+        journal.close()

@@ -27,7 +27,7 @@ def served(*requests: Request, setup: Setup = SETUP) -> Serving:
 
 
 def explained(serving: Serving, request: Request) -> tuple[Stretch, ...]:
-    told = serving.scheduler.explain(request)
+    told = serving.scheduler.explain(request, serving.now)
     assert_covers(told)
     return told.stretches
 
@@ -53,8 +53,8 @@ def test_what_was_never_there() -> None:
 
 def test_a_prompt_that_is_there_to_its_end() -> None:
     serving = served(asked())
-    told = serving.scheduler.explain(asked())
-    assert told == Explanation(12, 11, 4, (Stretch(0, 3, "hit"),))
+    told = serving.scheduler.explain(asked(), serving.now)
+    assert told == Explanation(12, 11, 4, (Stretch(0, 3, "hit"),), serving.now)
     assert explained(serving, asked((*PROMPT, 1))) == (
         Stretch(0, 3, "hit"),
         Stretch(3, 4, "not_full"),
@@ -160,7 +160,7 @@ def test_asking_changes_nothing_and_is_right(seed: int) -> None:
         request = random.choice(list(serving.requests.values()))
         again = replace(request, id="again", emitted=(), after=None, keep=False, pins=())
         before = canonical(serving.scheduler)
-        told = serving.scheduler.explain(again)
+        told = serving.scheduler.explain(again, serving.now)
         assert canonical(serving.scheduler) == before
         assert_covers(told)
         serving.submit(again)

@@ -312,19 +312,21 @@ def test_why_the_hits_of_an_admission_end_is_told() -> None:
     serving.submit(Request(id="later", prompt=prompt, max_tokens=1))
     serving.finish()
     (again,) = [text for text in texts(told_by(lives, "again")) if text.startswith("admitted")]
-    assert again.endswith("; block 0 evicted for flood at step 1")
+    assert again.endswith("; block 0 evicted for flood at step 1, 1.00 s before")
     (later,) = [text for text in texts(told_by(lives, "later")) if text.startswith("admitted")]
     assert "; block 0 gone with all the cache, which was emptied on demand at step" in later
+    assert later.endswith(", 1.00 s before")
 
 
 def test_every_way_a_block_can_fare_has_words() -> None:
     for why in get_args(Fares):
-        said = fares(Stretch(2, 5, why, 3, Difference(35, 7, 8), "x", 1.0, 9))
+        said = fares(Stretch(2, 5, why, 3, Difference(35, 7, 8), "x", 1.0, 9), 1.25)
         assert said.startswith("blocks 2-4 ")
+        assert "x at step 9, 250 ms before; " in said
         assert "token 35 is 7" in said
-    told = Explanation(20, 16, 16, (Stretch(0, 1, "hit"), Stretch(1, 2, "not_full")))
+    told = Explanation(20, 16, 16, (Stretch(0, 1, "hit"), Stretch(1, 2, "not_full")), 0.0)
     assert cache_summary(told) == (
         "16 of 20 prompt tokens cached: all that can be; 4 tokens must be computed in any case"
     )
-    told = Explanation(40, 16, 16, (Stretch(0, 1, "hit"), Stretch(1, 3, "other_salt")))
+    told = Explanation(40, 16, 16, (Stretch(0, 1, "hit"), Stretch(1, 3, "other_salt")), 0.0)
     assert cache_summary(told).endswith("; blocks 1-2 cached under another salt only")

@@ -120,7 +120,7 @@ class ScriptedClient:
 
     async def explain(self, request: Request) -> Explanation:
         length = len(request.prompt)
-        return Explanation(length, 0, 16, (Stretch(0, ceil_div(length, 16), "never_seen"),))
+        return Explanation(length, 0, 16, (Stretch(0, ceil_div(length, 16), "never_seen"),), 0.0)
 
     async def stream(self, ticket: Ticket) -> AsyncGenerator[Delta | Ended, None]:
         request = ticket.request

@@ -113,6 +113,7 @@ def test_a_conversation_and_a_flush(http: httpx.Client) -> None:
     told = explain(http, **talk)
     assert reasons(told)[0] == (0, 3, "flushed")
     assert "emptied on demand" in told["summary"]
+    assert 0 <= told["blocks"][0]["ago_s"] < 600
 
 
 def test_a_kept_prompt_is_told_in_the_life_of_its_request(http: httpx.Client) -> None:

@@ -126,12 +126,14 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What the prefix cache has of a prompt: `cached_tokens` of its tokens, and each block."""
+    """What the prefix cache has of a prompt: `cached_tokens` of its tokens, and each block. It was
+    `asked_s` on the engine's clock."""
 
     prompt_tokens: int
     cached_tokens: int
     block_size: int
     stretches: tuple[Stretch, ...]
+    asked_s: float
 
 
 @dataclass(frozen=True, slots=True)

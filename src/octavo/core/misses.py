@@ -18,7 +18,7 @@ from octavo.core.sequence import Sequence
 from octavo.units import ceil_div
 
 
-def explain(manager: BlockManager, sequence: Sequence) -> Explanation:
+def explain(manager: BlockManager, sequence: Sequence, now: float) -> Explanation:
     """What the cache has of a sequence that was not admitted yet, and why not the rest.
 
     Cost     a look-up of the prompt, and a search through all that is cached for the same tokens
@@ -31,7 +31,7 @@ def explain(manager: BlockManager, sequence: Sequence) -> Explanation:
     else:
         elsewhere = _elsewhere(cache, sequence, size)
         stretches = list(_stretches(cache, sequence, found, size, elsewhere))
-    return Explanation(length, found, size, tuple(stretches))
+    return Explanation(length, found, size, tuple(stretches), now)
 
 
 def first_miss(manager: BlockManager, sequence: Sequence, found: int) -> Stretch | None:

@@ -209,9 +209,9 @@ class Scheduler:
         before, self.limits = self.limits, limits
         return before
 
-    def explain(self, request: Request) -> Explanation:
+    def explain(self, request: Request, now: float) -> Explanation:
         """What the prefix cache has of this prompt now, and why not the rest. Changes nothing."""
-        return explain(self.manager, self._factory(0.0)(request, 0))
+        return explain(self.manager, self._factory(now)(request, 0), now)
 
     # --- submit
 

@@ -129,7 +129,7 @@ class Engine:
 
     def explain(self, request: Request) -> Explanation:
         """What the prefix cache has of this prompt now, and why not the rest; it is not served."""
-        return self.scheduler.explain(request)
+        return self.scheduler.explain(request, self._clock())
 
     def change_limits(self, changes: Mapping[str, object]) -> Limits:
         """Let other limits hold, named as `engine.limits` does; returns all that hold now.

@@ -143,10 +143,10 @@ def _state(life: Life) -> str:
 
 def _sentence(moment: Moment, life: Life) -> Sentence:
     at_s, for_s = moment.at_s - life.arrived_s, moment.until_s - moment.at_s
-    return Sentence(at_s, for_s, _words(moment.what, life, for_s))
+    return Sentence(at_s, for_s, _words(moment.what, life, moment.at_s, for_s))
 
 
-def _words(what: What, life: Life, for_s: float) -> str:
+def _words(what: What, life: Life, now: float, for_s: float) -> str:
     match what:
         case Arrived(running, waiting):
             return f"arrived; {running} were running, {waiting} waiting"
@@ -161,7 +161,7 @@ def _words(what: What, life: Life, for_s: float) -> str:
         case Deferred(_, limit, missing):
             return f"stood still for {_seconds(for_s)}: {_short_of(limit, missing)}"
         case Admitted():
-            return _admitted(what)
+            return _admitted(what, now)
         case Filled():
             return _filled(what)
         case Drew(first):
@@ -198,7 +198,7 @@ def _filled(what: Filled) -> str:
     return f"{_count(what.tokens, 'token')} to compute{parts}"
 
 
-def _admitted(what: Admitted) -> str:
+def _admitted(what: Admitted, now: float) -> str:
     head = "resumed" if what.resumed else "admitted"
     where = "cached" if what.parent is None else f"shared with {what.parent}"
     found = f", {what.cached_tokens:,} of them {where}" if what.cached_tokens else ", none cached"
@@ -206,7 +206,7 @@ def _admitted(what: Admitted) -> str:
         found += f", {what.swapped_tokens:,} moved back from the swap space"
     ahead = f" before {what.overtook:,} that came earlier" if what.overtook else ""
     missed = what.missed
-    why = "" if missed is None or missed.why in _UNREMARKABLE else f"; {fares(missed)}"
+    why = "" if missed is None or missed.why in _UNREMARKABLE else f"; {fares(missed, now)}"
     return (
         f"{head} in row {what.row}{ahead}: {_count(what.tokens, 'token')}{found};"
         f" {_count(what.blocks_found, 'block')} found, {what.blocks_allocated:,} allocated{why}"
@@ -217,8 +217,8 @@ _UNREMARKABLE = ("never_seen", "partial")
 """Nothing more than the number of tokens found says already."""
 
 
-def fares(stretch: Stretch) -> str:
-    """How blocks of a prompt fare in the prefix cache."""
+def fares(stretch: Stretch, now: float) -> str:
+    """How blocks of a prompt fare in the prefix cache at this time."""
     last = stretch.stop - 1
     which = f"block {last}" if stretch.start == last else f"blocks {stretch.start}-{last}"
     said = f"{which} {_FARES[stretch.why]}"
@@ -226,6 +226,8 @@ def fares(stretch: Stretch) -> str:
         said += f" {stretch.by}"
     if stretch.plan_id is not None:
         said += f" at step {stretch.plan_id}"
+    if stretch.at_s is not None:
+        said += f", {_seconds(now - stretch.at_s)} before"
     if stretch.alike:
         said += f"; a cached one begins with the same {_count(stretch.alike, 'token')}"
     if stretch.differs is not None:
@@ -259,7 +261,7 @@ def cache_summary(told: Explanation) -> str:
     if first is None:
         rest = told.prompt_tokens - told.cached_tokens
         return f"{tokens}: all that can be; {_count(rest, 'token')} must be computed in any case"
-    return f"{tokens}; {fares(first)}"
+    return f"{tokens}; {fares(first, told.asked_s)}"
 
 
 def _preempted(what: Preempted, life: Life) -> str:

@@ -20,7 +20,7 @@ from octavo.serve.service import Service
 
 class Blocks(msgspec.Struct, frozen=True, kw_only=True):
     """Blocks of a prompt, from `start` up to before `stop`, which fare the same way: see
-    `core.events.Stretch`. `text` says it in words."""
+    `core.events.Stretch`. They left the cache `ago_s` before now. `text` says it in words."""
 
     start: int
     stop: int
@@ -28,7 +28,7 @@ class Blocks(msgspec.Struct, frozen=True, kw_only=True):
     alike: int
     differs: Difference | None
     by: str
-    at_s: float | None
+    ago_s: float | None
     plan_id: int | None
     text: str
 
@@ -76,11 +76,11 @@ def _prompt(told: Explanation) -> Prompt:
         cached_tokens=told.cached_tokens,
         block_size=told.block_size,
         summary=cache_summary(told),
-        blocks=tuple(map(_blocks, told.stretches)),
+        blocks=tuple(_blocks(stretch, told.asked_s) for stretch in told.stretches),
     )
 
 
-def _blocks(stretch: Stretch) -> Blocks:
+def _blocks(stretch: Stretch, now: float) -> Blocks:
     return Blocks(
         start=stretch.start,
         stop=stretch.stop,
@@ -88,7 +88,7 @@ def _blocks(stretch: Stretch) -> Blocks:
         alike=stretch.alike,
         differs=stretch.differs,
         by=stretch.by,
-        at_s=stretch.at_s,
+        ago_s=None if stretch.at_s is None else now - stretch.at_s,
         plan_id=stretch.plan_id,
-        text=fares(stretch),
+        text=fares(stretch, now),
     )

@@ -400,6 +400,18 @@ def test_hits_and_queries_count_neither_recompute_nor_those_who_opt_out(random: 
     assert (counters.prefix_tokens_queried, counters.prefix_tokens_hit) == (9 + 30 + 9, 8)
 
 
+@pytest.mark.parametrize("length", [9, 11])
+def test_hits_and_queries_count_a_prompt_once_for_all_its_answers(
+    random: Random, length: int
+) -> None:
+    """Also where the cache has as much of it as a sibling that runs: all its whole blocks."""
+    serving = Serving(Setup(block_size=4))
+    counters = serving.scheduler.counters
+    serving.submit(request("a", prompt(random, length), 6, branches=4, sampling=DRAWN))
+    serving.finish()
+    assert (counters.prefix_tokens_queried, counters.prefix_tokens_hit) == (length, 0)
+
+
 def test_where_nothing_is_cached_nothing_is_counted(random: Random) -> None:
     serving = Serving(Setup(cached=False))
     serving.submit(request("a", prompt(random, 9), 2))

@@ -244,7 +244,8 @@ class Admissions:
         self._counters.tokens_moved_in += max(0, admission.restored_tokens - cached)
         if self._manager.cache is None or not sequence.request.use_cache:
             return
-        if not resumed and admission.parent is None:
+        # What a sibling or a hold shares is no hit, and the prompt of its siblings is counted once.
+        if not resumed and not sequence.number and admission.parent is None:
             self._counters.prefix_tokens_queried += sequence.length
             self._counters.prefix_tokens_hit += cached
 

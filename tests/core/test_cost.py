@@ -159,3 +159,27 @@ def test_walking_over_the_blocks_is_found() -> None:
     for walk in (pool.states, lambda: 2 in pool._free, lambda: pool._references[1:]):
         with pytest.raises(AssertionError, match="all blocks"):
             walk()
+
+
+@pytest.mark.parametrize("blocks_each", [1, 3])
+def test_looking_for_who_yields_costs_in_proportion_to_those_that_run(blocks_each: int) -> None:
+    """All blocks are taken, half of them by a lower class, when one comes that needs `blocks_each`
+    for each that runs: a half of those lower suffices, or all are not enough. It was tried with
+    one more each time, and each time all their blocks were counted."""
+
+    def lines(running: int) -> int:
+        manager = BlockManager(blocks=4 * running, block_size=4)
+        limits = Limits(sequences=running + 1, tokens=16 * running, watermark_blocks=0)
+        scheduler = Scheduler(manager, limits)
+        for number in range(running):
+            one = Request(id=str(number), prompt=(7,) * 13, max_tokens=4, priority=number % 2)
+            scheduler.submit(one, 0.0)
+        serve(scheduler, [], 1)
+        scheduler.submit(
+            Request(id="high", prompt=(7,) * blocks_each * 4 * running, max_tokens=1), 1.0
+        )
+        count = lines_of(lambda: scheduler.plan(1.0))
+        assert scheduler.counters.preemptions == (running // 4 if blocks_each == 1 else 0)
+        return count
+
+    assert lines(160) <= 2.5 * lines(80)

@@ -128,15 +128,26 @@ class Admissions:
             draft.decisions.append(dropped)
 
     def _victims(self, sequence: Sequence, chunk: int, draft: Draft) -> list[Sequence] | None:
-        """Who must yield a row or blocks for `sequence` to start; None if that would not do."""
+        """Who must yield a row or blocks for `sequence` to start: the fewest, in their order; None
+        if all would not do.
+
+        Cost     log(those of lower classes) times a count of their blocks.
+        """
         lower = policy.yielding_to(sequence, self._roster.running, draft.at)
-        for count in range(len(lower) + 1):
-            victims = lower[:count]
-            if self._rows_missing(draft, count) > 0:
-                continue
-            if not self._missing(sequence, chunk, victims, draft):
-                return victims
-        return None
+        few, enough = max(self._rows_missing(draft), 0), len(lower)
+        if few > enough:
+            return None
+        if not self._missing(sequence, chunk, lower[:few], draft):
+            return lower[:few]
+        if self._missing(sequence, chunk, lower, draft):
+            return None
+        while enough - few > 1:  # the first few do not do
+            middle = (few + enough) // 2
+            if self._missing(sequence, chunk, lower[:middle], draft):
+                few = middle
+            else:
+                enough = middle
+        return lower[:enough]
 
     def _short_of_room(self, sequence: Sequence, chunk: int, draft: Draft) -> Deferred:
         missing = self._missing(sequence, chunk, (), draft)

@@ -215,6 +215,28 @@ def test_chunk_wise_admission_lets_two_long_prompts_begin(random: Random) -> Non
     serving.finish()
 
 
+def test_predicted_admission_keeps_room_for_the_answers_that_are_expected(random: Random) -> None:
+    """Each of four needs eight blocks in the end, and the pool has twenty. Until lengths are known
+    two run; when answers were short all four start."""
+    running, preemptions = {}, {}
+    for admission, known in (("full", 0), ("predicted", 0), ("predicted", 12)):
+        serving = Serving(
+            Setup(blocks=20, block_size=4, watermark_blocks=0, cached=False, admission=admission)
+        )
+        for number in range(known):
+            serving.submit(request(f"known {number}", prompt(random, 3), 2))
+            serving.finish()
+        serving.submit(*(request(name, prompt(random, 8), 24) for name in "abcd"))
+        serving.step()
+        running[admission, known] = len(serving.scheduler.running)
+        waits = {decision.limit for decision in serving.of(Deferred)}
+        assert waits == ({"predicted"} if running[admission, known] == 2 else set())
+        serving.finish()
+        preemptions[admission, known] = serving.scheduler.counters.preemptions
+    assert running == {("full", 0): 4, ("predicted", 0): 2, ("predicted", 12): 4}
+    assert preemptions["predicted", 0] == 0 < preemptions["full", 0]
+
+
 def test_a_long_prompt_is_chunked_beside_decodes(random: Random) -> None:
     serving = Serving(Setup(blocks=64, tokens=16))
     serving.submit(request("short", prompt(random, 4), 12))

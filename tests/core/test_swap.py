@@ -216,6 +216,27 @@ def test_a_step_that_broke_moved_nothing() -> None:
     assert serving.endings["young"].receipt.recomputed_tokens > 0
 
 
+def test_what_plans_in_flight_computed_and_a_broken_step_lost_counts_as_recomputed() -> None:
+    serving = Serving(
+        Setup(blocks=6, block_size=4, depth=2, watermark_blocks=0, host_blocks=6, cached=False)
+    )
+    serving.submit(request("old", 7, 17), request("young", 7, 10))
+    while not (plan := serving.launch()).moves:
+        if len(serving.in_flight) == 2:
+            serving.land()
+    arena = serving.scheduler.manager.arena
+    assert arena is not None
+    swapped = arena.swapped("young").tokens
+    (young,) = serving.scheduler.waiting
+    assert young.promised == 1, "the last of them is in flight"
+    serving.land()
+    serving.in_flight.remove(plan)
+    result = replace(serving.oracle.execute(plan), moved=0)
+    serving._take(serving.scheduler.commit(plan, result, serving.now))
+    serving.finish()
+    assert serving.endings["young"].receipt.recomputed_tokens == swapped
+
+
 def test_what_is_not_intact_is_not_swapped() -> None:
     """A block that the plan in the making was to copy will not be copied: it holds nothing."""
     manager = Setup(blocks=9, block_size=4, host_blocks=20).manager()

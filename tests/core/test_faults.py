@@ -4,8 +4,8 @@ At rest means: every block free or cached, nothing waits or runs, one terminal e
 `Serving.finish` asserts that, and that each answer is the one the request gets alone.
 
 Elsewhere: B012, B013 and B016 (what a key says) in `test_prefix_cache`, B021 (salts) in
-`test_scheduler`, B049 and B179 (what a queue counts) also in `test_queue`, B062 and B174 (who else is in
-the batch) in `tests/engine/test_same_tokens`, B111 (an observer that fails) in
+`test_scheduler`, B049 and B179 (what a queue counts) also in `test_queue`, B062 and B174 (who else
+is in the batch) in `tests/engine/test_same_tokens`, B111 (an observer that fails) in
 `tests/engine/test_engine`. Drafts, beams, adapters and API keys bring their own.
 """
 

@@ -1,18 +1,20 @@
 """The crank, turned with doubles for the runner."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 from tests.observe.recording import Kept
 
 from octavo.core.block_manager import BlockManager
 from octavo.core.budget import Limits
-from octavo.core.calls import Answer, Call, Cancel, Commit, Plan, Submit
+from octavo.core.calls import Answer, Call, Cancel, Commit, Drop, Flush, Plan, SetLimits, Submit
 from octavo.core.events import Event, Finished, Token
 from octavo.core.plan import StepPlan, StepResult
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler
 from octavo.engine.engine import Engine, Observer
+from octavo.errors import InvalidRequest
 from octavo.simulate.oracle import OracleRunner, answer_alone
 
 VOCABULARY = 97
@@ -137,6 +139,24 @@ def test_observers_are_told_every_call_and_answer() -> None:
     assert said == events
     times = [call.now for call, _ in kept.told]
     assert times == sorted(times)
+
+
+def test_observers_are_told_what_changes_beside_the_requests() -> None:
+    """Or a journal could not be replayed."""
+    kept = Kept()
+    engine, _ = make_engine(kept)
+    engine.drop("a")
+    engine.flush()
+    before = engine.scheduler.limits
+    engine.change_limits({"policy": "fair"})
+    with pytest.raises(InvalidRequest):
+        engine.change_limits({"max_num_seqs": 10**6})
+    assert [call for call, _ in kept.told] == [
+        Drop(1.0, "a"),
+        Flush(2.0),
+        SetLimits(3.0, replace(before, policy="fair")),
+    ]
+    assert [answer for _, answer in kept.told] == [(), (), before]
 
 
 def test_an_observer_that_fails_is_dropped_and_the_answer_goes_on(

@@ -523,6 +523,34 @@ def test_B031_no_more_yield_than_those_that_grow_are_short_of(
     serving.finish()
 
 
+def test_B031_what_one_waits_for_goes_to_nobody_behind_it(random: Random) -> None:
+    """One block is free and one on its way when the first needs two; the next needs one. It waits
+    in place: if it took the free one, it would have to yield in the next step."""
+    serving = Serving(
+        Setup(
+            blocks=7,
+            block_size=4,
+            tokens=10,
+            watermark_blocks=0,
+            admission="chunked",
+            cached=False,
+            host_blocks=9,
+            preemption="swap",
+        )
+    )
+    serving.submit(*(request(name, prompt(random, 2), 9, priority=1) for name in ("next", "last")))
+    serving.step()
+    serving.submit(request("first", prompt(random, 24), 1))
+    while not serving.of(Preempted):
+        serving.step()
+    assert [(d.request_id, d.limit) for d in serving.of(Deferred)] == [
+        ("first", "in_transfer"),
+        ("next", "blocks"),
+    ]
+    serving.finish()
+    assert [decision.request_id for decision in serving.of(Preempted)] == ["last"]
+
+
 @pytest.mark.parametrize("host_blocks", [0, 40])
 def test_B032_preemption_changes_neither_answer_nor_usage(random: Random, host_blocks: int) -> None:
     """B032: tokens generated before were folded into the prompt, answers came back short."""

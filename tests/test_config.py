@@ -102,13 +102,13 @@ def test_durations(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "s", "-1s", "2 apples", "1e3", "nan", "inf"])
 def test_what_is_no_duration(text: str) -> None:
-    with pytest.raises(ConfigError, match="--aging: expected a duration such as 2s"):
+    with pytest.raises(ConfigError, match="aging: expected a duration such as 2s"):
         load_config({"aging": text})
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1", "2 apples", "1e3", "0x10", "nan", "9" * 400])
 def test_what_is_no_size(text: str) -> None:
-    with pytest.raises(ConfigError, match="--kv-cache-memory: expected a size such as 2GiB"):
+    with pytest.raises(ConfigError, match="kv_cache_memory: expected a size such as 2GiB"):
         load_config({"kv_cache_memory": text})
 
 
@@ -120,13 +120,13 @@ def test_what_is_no_size(text: str) -> None:
         ("port", True, "port: expected a whole number, got True"),
         ("port", 1.5, "port: expected a whole number, got 1.5"),
         ("port", None, "port: expected a whole number, got None"),
-        ("port", "http", "flag --port: expected a whole number, got 'http'"),
+        ("port", "http", "port: expected a whole number, got 'http' (flag --port)"),
         ("max_model_len", 1, "max_model_len: expected at least 2, got 1"),
         ("max_num_seqs", 0, "max_num_seqs: expected at least 1, got 0"),
         ("block_size", 24, "block_size: expected one of 16, 32, 64, 128, got 24"),
         ("memory_fraction", float("nan"), "memory_fraction: expected at least 0.01, got nan"),
         ("memory_fraction", 1, "memory_fraction: expected at most 0.95, got 1"),
-        ("watermark", "half", "flag --watermark: expected a number, got 'half'"),
+        ("watermark", "half", "watermark: expected a number, got 'half' (flag --watermark)"),
         ("enable_prefix_caching", "maybe", "expected true or false, got 'maybe'"),
         ("enable_prefix_caching", 1, "enable_prefix_caching: expected true or false, got 1"),
         ("model", "", "model: expected a text, got ''"),
@@ -146,7 +146,7 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         load_config({}, {"OCTAVO_MAX_MODEL_LEM": "5"})
     # What a cluster sets for a service that is called octavo.
     load_config({}, {"OCTAVO_SERVICE_HOST": "10.0.0.1", "OCTAVO_PORT_8000_TCP_ADDR": "10.0.0.1"})
-    with pytest.raises(ConfigError, match="environment OCTAVO_PORT: expected a whole number"):
+    with pytest.raises(ConfigError, match=r"port: expected .* \(environment OCTAVO_PORT\)"):
         load_config({}, {"OCTAVO_PORT": "tcp://10.0.0.1:8000"})
 
 
@@ -159,6 +159,8 @@ def test_the_file(tmp_path: Path) -> None:
         load_config({}, None, write(tmp_path, "port = " + "[" * 100_000))
     with pytest.raises(ConfigError, match="unknown setting 'prot'; did you mean 'port'"):
         load_config({}, None, write(tmp_path, "prot = 8000"))
+    with pytest.raises(ConfigError, match=r"max_model_len: expected .* \(file .*octavo.toml"):
+        load_config({}, None, write(tmp_path, "max_model_len = 'a'"))
     with pytest.raises(ConfigError, match="port: expected a whole number"):
         load_config({}, None, write(tmp_path, "port = [8000]"))
 

@@ -208,11 +208,15 @@ def test_the_boot_log() -> None:
     for expected in (
         "100 blocks of 16 tokens = 1,600 tokens",
         "one token costs 22.5 KiB",
-        "3 requests of the maximum length 500",
+        "3 requests of the maximum length 500 fit",
         "weights 256.0 MiB",
         "swap space 4.2 MiB",
     ):
         assert expected in text
+    full = replace(config, max_model_len=1000)
+    assert (
+        "1 request of the maximum length 1,000 fit" in boot_lines(resolve(full, MODEL, MACHINE))[2]
+    )
 
 
 def test_the_printed_settings_say_where_values_came_from() -> None:

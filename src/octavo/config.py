@@ -89,10 +89,10 @@ class EngineConfig:
         low=2,
     )
     max_num_seqs: int | None = _setting(
-        None, "whole", "most sequences that run at once", low=1, high=65536
+        None, "whole", "most sequences that run at once (default: 64)", low=1, high=65536
     )
     max_num_batched_tokens: int | None = _setting(
-        None, "whole", "most tokens computed in one step", low=1, high=1 << 20
+        None, "whole", "most tokens computed in one step (default: 512)", low=1, high=1 << 20
     )
     max_queued_requests: int | None = _setting(
         None, "whole", "most answers that wait; more are turned away (default: no limit)", low=1
@@ -241,7 +241,7 @@ def load_config(
     sources = dict.fromkeys(RULES, "default")
     for layer in (_from_file(file), _from_environment(environment or {}), _from_flags(flags)):
         for name, (value, source) in layer.items():
-            values[name] = _read(value, RULES[name], source)
+            values[name] = _read(name, value, source)
             sources[name] = source
     return EngineConfig(**values), MappingProxyType(sources)  # type: ignore[arg-type]
 
@@ -350,8 +350,9 @@ def _unknown(name: str, known: Mapping[str, object], what: str) -> str:
     return f"unknown {what} {name!r}" + (f"; did you mean {close[0]!r}?" if close else "")
 
 
-def _read(value: object, rule: Rule, source: str) -> object:
+def _read(name: str, value: object, source: str) -> object:
     """The value that a text stands for; anything but text is left to the check."""
+    rule = RULES[name]
     if not isinstance(value, str) or rule.kind == "text":
         return value
     try:
@@ -365,7 +366,9 @@ def _read(value: object, rule: Rule, source: str) -> object:
             return parse_duration(value)
         return _SWITCH[value.strip().lower()]
     except (ValueError, KeyError, OverflowError) as error:
-        raise ConfigError(f"{source}: expected {_EXPECTED[rule.kind]}, got {value!r}") from error
+        raise ConfigError(
+            f"{name}: expected {_EXPECTED[rule.kind]}, got {value!r} ({source})"
+        ) from error
 
 
 _SWITCH = {

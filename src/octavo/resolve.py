@@ -176,10 +176,14 @@ def boot_lines(resolved: Resolved) -> tuple[str, ...]:
         f"swap space {human_bytes(resolved.swap_bytes)}",
         f"KV pool: {resolved.blocks:,} blocks of {resolved.block_size} tokens = "
         f"{resolved.pool_tokens:,} tokens; one token costs {human_bytes(resolved.token_bytes)}",
-        f"limits: {resolved.full_requests:,} requests of the maximum length "
-        f"{resolved.max_model_len:,} fit at once; at most {limits.sequences:,} sequences run, "
-        f"{limits.tokens:,} tokens a step, {resolved.threads} threads",
+        f"limits: {_counted(resolved.full_requests, 'request')} of the maximum length "
+        f"{resolved.max_model_len:,} fit at once; at most {_counted(limits.sequences, 'sequence')} "
+        f"at a time, {limits.tokens:,} tokens a step, {_counted(resolved.threads, 'thread')}",
     )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def settings_line(config: EngineConfig, sources: Sources, resolved: Resolved) -> str:

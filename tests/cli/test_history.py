@@ -164,6 +164,8 @@ def test_explain_takes_the_last_run_that_knows_the_request(
     assert "waited" not in capsys.readouterr().out
     assert main(["explain", str(path), "b"]) == 0
     assert "preempted" in capsys.readouterr().out
+    assert main(["explain", str(path)]) == 0
+    assert capsys.readouterr().out.count("\n\nrequest ") == 1  # a table for each run
 
 
 def test_names_that_are_unknown_or_not_clear(

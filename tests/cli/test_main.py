@@ -141,14 +141,20 @@ def test_the_log_names_its_sources_for_those_who_debug(
     [
         ((), "required: COMMAND"),
         (("bake",), "invalid choice: 'bake'"),
-        (("serve", "--prot", "1"), "unrecognized arguments: --prot (see octavo serve --help)"),
+        (
+            ("serve", "--prot", "1"),
+            "--prot; did you mean --port? (see octavo serve --help)",
+        ),
         (
             ("bench", "throughput", "--workload", "x", "--fast"),
             "see octavo bench throughput --help",
         ),
-        (("serve", "--port", "http"), "flag --port: expected a whole number, got 'http'"),
+        (("serve", "--port", "http"), "port: expected a whole number, got 'http' (flag --port)"),
         (("serve", "--port", "99999"), "port: expected at most 65535"),
         (("serve", "--config", "/no/such.toml"), "cannot read the settings file"),
+        (("serve", "demo", "--model", "other"), "two models, 'demo' and --model 'other'; name one"),
+        (("generate", "hi", "--max_tokens=3"), "did you mean --max-tokens?"),
+        (("generate", "hi", "--dtype", "x"), "arguments: --dtype x (see octavo generate --help)"),
         (("generate",), "required: PROMPT"),
         (("generate", ""), "the prompt is empty"),
         (("generate", "\udcff"), "not valid UTF-8"),

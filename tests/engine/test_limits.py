@@ -57,6 +57,11 @@ def test_an_absent_limit_is_none() -> None:
     assert changed(LIMITS, {"max_queued_requests": None}).waiting is None
 
 
+def test_durations_are_written_as_in_the_settings() -> None:
+    limits = changed(LIMITS, {"aging": "5m", "ttft_target": "2s", "tpot_target": "100ms"})
+    assert (limits.aging_s, limits.ttft_target_s, limits.tpot_target_s) == (300.0, 2.0, 0.1)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
@@ -66,6 +71,11 @@ def test_an_absent_limit_is_none() -> None:
         ("max_num_seqs", 1.5, "max_num_seqs: expected `int`"),
         ("max_num_seqs", None, "max_num_seqs: expected `int`"),
         ("max_queued_requests", "none", "max_queued_requests: expected `int | null`"),
+        ("policy", "best", "policy: expected one of fcfs, priority, fair, slo, got 'best'"),
+        ("aging", "soon", "aging: expected a duration such as 2s, got 'soon'"),
+        ("ttft_target", "1ms 5", "ttft_target: expected a duration such as 2s"),
+        ("tpot_target", "0ms", "tpot_target is 0"),
+        ("aging", True, "aging: expected `float"),
         ("watermark_blocks", -1, "watermark_blocks is -1"),
         ("max_num_seq", 4, "did you mean max_num_seqs?"),
         ("sequences", 4, "sequences is no limit that can be changed"),

@@ -127,11 +127,12 @@ def _measure(
         )
         for item in items
     ]
+    reservation = "paged" if slab_tokens is None else f"slabs of {slab_tokens}"
+    sys.stderr.write(f"{name}, {reservation}: {len(items):,} requests\n")
     meter = _Meter(built.engine)
     started = time.monotonic()
     receipts = _drive(built.engine, meter, list(zip(items, tickets, strict=True)), started)
     wall_s = time.monotonic() - started
-    reservation = "paged" if slab_tokens is None else f"slabs of {slab_tokens}"
     return _row(name, reservation, receipts, wall_s, built.engine, meter)
 
 

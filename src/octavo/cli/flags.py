@@ -10,7 +10,15 @@ from octavo.config import DEFAULTS, RULES, EngineConfig, Sources, flag_of, load_
 
 # A front's settings: they mean nothing to a command that answers in its own process.
 SERVER_ONLY = frozenset(
-    {"host", "port", "served_model_name", "max_queued_requests", "seed", "log_level"}
+    {
+        "host",
+        "port",
+        "served_model_name",
+        "max_queued_requests",
+        "max_queued_tokens",
+        "seed",
+        "log_level",
+    }
 )
 
 
@@ -55,7 +63,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     for flag, kind, text in (
         ("--max-tokens", int, "longest answer, in tokens (default: the rest of the context)"),
         ("--min-tokens", int, "tokens before which nothing ends the answer"),
-        ("--temperature", float, "0 takes the likeliest token"),
+        ("--temperature", float, "0 takes the likeliest token (default: 1)"),
         ("--top-p", float, "draw from the likeliest tokens that hold this share"),
         ("--top-k", int, "draw from this many of the likeliest tokens; 0 is off"),
         ("--min-p", float, "leave out tokens less likely than this share of the likeliest"),
@@ -113,6 +121,7 @@ def _help(name: str) -> str:
     rule, default = RULES[name], DEFAULTS[name]
     notes = [f"one of {', '.join(map(str, rule.choices))}"] if rule.choices else []
     if default is not None:
-        notes.append(f"default: {default}")
+        shown = f"{default:g}s" if rule.kind == "duration" else default
+        notes.append(f"default: {shown}")
     text = rule.help + (f" ({'; '.join(notes)})" if notes else "")
     return text.replace("%", "%%")

@@ -102,9 +102,10 @@ def explain(arguments: Namespace) -> int:
     """
     runs = list(_runs(arguments.file))
     if arguments.request is None:
-        for lives in runs:
-            told = [account(life, lives.started_s or 0.0) for life in lives.all()]
-            sys.stdout.write(table(told))
+        tables = [
+            table([account(life, lives.started_s or 0.0) for life in lives.all()]) for lives in runs
+        ]
+        sys.stdout.write("\n".join(tables))
         return 0
     for lives in reversed(runs):
         life = _find(lives, arguments.request)

@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,7 +20,7 @@ from octavo.cli.flags import (
     add_sampling_flags,
     engine_config,
 )
-from octavo.errors import OctavoError, RequestError, SetupError
+from octavo.errors import ConfigError, OctavoError, RequestError, SetupError
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -80,8 +81,16 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     arguments, unknown = build_parser().parse_known_args(argv)
     if unknown:
         parser: _Parser = arguments.parser
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{_meant(unknown, parser)}")
     return arguments
+
+
+def _meant(unknown: Sequence[str], parser: argparse.ArgumentParser) -> str:
+    """The flags that were meant, as far as can be told; many write --max_tokens."""
+    known = [flag for action in parser._actions for flag in action.option_strings]
+    written = [word.partition("=")[0].replace("_", "-") for word in unknown if word[:2] == "--"]
+    near = [match for word in written for match in get_close_matches(word, known, 1, 0.75)]
+    return f"; did you mean {', '.join(near)}?" if near else ""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -178,8 +187,11 @@ def _add(
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    if arguments.positional_model is not None:
-        arguments.model = arguments.positional_model
+    named = arguments.positional_model
+    if named is not None:
+        if getattr(arguments, "model", named) != named:
+            raise ConfigError(f"two models, {named!r} and --model {arguments.model!r}; name one")
+        arguments.model = named
     config, sources = engine_config(arguments)
     if not logging.getLogger().isEnabledFor(logging.DEBUG):
         _start_logging(config.log_level, tracebacks=True)

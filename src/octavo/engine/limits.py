@@ -7,6 +7,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
+from octavo.config import RULES, parse_duration
 from octavo.core.budget import Ceilings, Limits
 from octavo.errors import ConfigError, InvalidRequest
 
@@ -61,8 +62,13 @@ def _field(name: str) -> str:
 
 
 def _typed(name: str, value: object) -> Any:
+    """A value of the limit's type; durations may be written as in the settings, such as 100ms."""
+    kind, choices = (RULES[name].kind, RULES[name].choices) if name in RULES else ("whole", ())
     try:
+        if kind == "duration" and isinstance(value, str):
+            return parse_duration(value)
         return msgspec.convert(value, _TYPES[name])
-    except msgspec.ValidationError as error:
-        what = str(error)
-        raise InvalidRequest(f"{name}: {what[:1].lower()}{what[1:]}", param=name) from error
+    except ValueError as error:
+        what = f"expected one of {', '.join(map(str, choices))}" if choices else str(error)
+        got = f", got {value!r}" if choices or kind == "duration" else ""
+        raise InvalidRequest(f"{name}: {what[:1].lower()}{what[1:]}{got}", param=name) from error

@@ -54,7 +54,7 @@ class NativeOps:
         try:
             self._backend = _native.Backend(threads, wanted)
         except ValueError as error:
-            raise ConfigError(f"{error}: choose one with {ISA_VARIABLE}") from error
+            raise ConfigError(f"{error}: choose one with --isa or {ISA_VARIABLE}") from error
 
     @property
     def name(self) -> str:

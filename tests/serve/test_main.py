@@ -1,6 +1,7 @@
 """The socket of the server, and its end: every answer under way gets one too."""
 
 import asyncio
+import signal
 import socket
 import threading
 from collections.abc import AsyncGenerator, Iterator
@@ -81,6 +82,24 @@ def test_B112_answers_that_outlast_the_drain_end_with_an_error_that_says_why() -
         events = streamed.result().text.strip().split("\n\n")
         assert "engine_stopped" in events[-2]
         assert events[-1] == "data: [DONE]"
+
+
+def test_a_second_ctrl_c_ends_answers_at_once_and_without_a_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with draining_server(drain_s=600) as (url, client, server), ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(
+            httpx.post,
+            f"{url}/v1/completions",
+            json={"prompt": "a", "stream": True},
+            timeout=60,
+        )
+        assert client.started.acquire(timeout=60)
+        for _ in range(2):
+            server.handle_exit(signal.SIGINT, None)
+        assert "engine_stopped" in answer.result().text
+        assert answer.result().text.endswith("data: [DONE]\n\n")
+    assert "Traceback" not in caplog.text
 
 
 def test_an_address_goes_to_the_first_server_that_is_ready() -> None:

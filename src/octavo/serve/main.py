@@ -112,7 +112,8 @@ async def _serve(config: EngineConfig, built: Built, lives: Lives, listener: soc
 class DrainingServer(uvicorn.Server):
     """Told to stop, it lets answers under way finish for `drain_s`, then calls `end_answers`.
 
-    Every answer gets its end: those that are not complete by then, an error that says why.
+    Every answer gets its end: those that are not complete by then, or when a second Ctrl-C will
+    not wait so long, an error that says why.
     """
 
     def __init__(
@@ -126,8 +127,16 @@ class DrainingServer(uvicorn.Server):
         ending = asyncio.ensure_future(self._end_late_answers())
         try:
             await super().shutdown(sockets)
+            if self.force_exit:
+                await self._end_answers()
+                await self._see_off()
         finally:
             ending.cancel()
+
+    async def _see_off(self) -> None:
+        """Answers that were told their end may say so: else they are torn out, with a traceback."""
+        if self.server_state.tasks:
+            await asyncio.wait(self.server_state.tasks, timeout=FAREWELL_S)
 
     async def _end_late_answers(self) -> None:
         await asyncio.sleep(self._drain_s)

@@ -193,7 +193,8 @@ class Admissions:
     def _headroom(
         self, sequence: Sequence, leaving: Items[Sequence], draft: Draft, *, foresee: bool = True
     ) -> int:
-        staying = [one for one in self._roster.running if one not in leaving]
+        gone = set(leaving)
+        staying = [one for one in self._roster.running if one not in gone]
         limits = draft.at.limits
         foreseen = 0
         if foresee and policy.foresees(limits):

@@ -82,6 +82,23 @@ def test_streams_join_to_the_answer(llm: LLM) -> None:
     assert len(deltas) > 3
 
 
+def test_streams_and_other_answers_may_be_asked_in_turns(llm: LLM) -> None:
+    """Each gets its own tokens, whoever turns the crank."""
+    alone = {prompt: of(llm, prompt) for prompt in (POEM, SEA)}
+    streams = {prompt: llm.stream(prompt, GREEDY) for prompt in alone}
+    heads = {prompt: [next(stream)] for prompt, stream in streams.items()}
+    assert of(llm, COLOURS, max_tokens=4).token_ids
+    for prompt, stream in streams.items():
+        heads[prompt] += [next(stream), next(stream)]
+        ids = [token for piece in heads[prompt] for token in piece.token_ids]
+        assert tuple(ids) == alone[prompt].token_ids[:3]
+    for prompt, stream in streams.items():
+        text = "".join(piece.text for piece in heads[prompt])
+        *rest, ended = stream
+        assert isinstance(ended, Ended)
+        assert text + "".join(piece.text for piece in rest) == alone[prompt].text
+
+
 def test_a_stream_that_is_closed_frees_its_blocks(llm: LLM) -> None:
     stream = llm.stream(POEM, SamplingParams(ignore_eos=True))
     next(stream)

@@ -3,13 +3,13 @@
 import os
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 from octavo.config import load_config
-from octavo.core.events import Refused
+from octavo.core.events import Event, Refused
 from octavo.engine.answer import Answer
 from octavo.engine.build import build
 from octavo.engine.door import Ticket
@@ -40,6 +40,8 @@ class LLM:
         built = build(config)
         self._engine = built.engine
         self._door = built.door
+        self._inboxes: dict[str, deque[Event]] = {}
+        """What has come of each request under way: whoever turns the crank turns it for all."""
         self.resolved = built.resolved
 
     @property
@@ -143,7 +145,7 @@ class LLM:
             for _, item in self._run([ticket]):
                 yield item
         finally:
-            self._engine.cancel(ticket.request.id)
+            self._leave([ticket])
 
     def _answers(self, tickets: Sequence[Ticket], progress: bool) -> list[Answer]:
         parts: dict[tuple[int, int], list[Delta]] = defaultdict(list)
@@ -162,8 +164,7 @@ class LLM:
                         bar.done += 1
                         bar.update(always=True)
             finally:
-                for ticket in tickets:
-                    self._engine.cancel(ticket.request.id)
+                self._leave(tickets)
         return [
             _joined([answers[index, branch] for branch in range(ticket.request.branches)])
             for index, ticket in enumerate(tickets)
@@ -173,26 +174,42 @@ class LLM:
         """Submit, then turn the crank until every ticket has ended."""
         live = {ticket.request.id: index for index, ticket in enumerate(tickets)}
         unfinished = [ticket.request.branches for ticket in tickets]
-        events = [event for ticket in tickets for event in self._engine.submit(ticket.request)]
+        inbox: deque[Event] = deque()
+        self._inboxes |= dict.fromkeys(live, inbox)
+        for ticket in tickets:
+            self._deliver(self._engine.submit(ticket.request))
         while live:
-            for event in events:
-                index = live.get(event.request_id)
-                if index is None:
-                    continue
-                if isinstance(event, Refused):
-                    raise RequestError(f"the request was refused: {event.message}")
-                assembler = tickets[index].assembler_of(event)
-                items = list(assembler.take(event))
-                if assembler.ended:
-                    for last in self._engine.cancel(event.request_id, event.branch, "stop"):
-                        assert not isinstance(last, Refused)
-                        items += assembler.take(last)
-                for item in items:
-                    unfinished[index] -= isinstance(item, Ended)
-                    if not unfinished[index]:
-                        del live[event.request_id]
-                    yield index, item
-            events = list(self._engine.step())
+            if not inbox:
+                self._deliver(self._engine.step())
+                continue
+            event = inbox.popleft()
+            index = live.get(event.request_id)
+            if index is None:
+                continue
+            if isinstance(event, Refused):
+                raise RequestError(f"the request was refused: {event.message}")
+            assembler = tickets[index].assembler_of(event)
+            items = list(assembler.take(event))
+            if assembler.ended:
+                for last in self._engine.cancel(event.request_id, event.branch, "stop"):
+                    assert not isinstance(last, Refused)
+                    items += assembler.take(last)
+            for item in items:
+                unfinished[index] -= isinstance(item, Ended)
+                if not unfinished[index]:
+                    del live[event.request_id]
+                yield index, item
+
+    def _deliver(self, events: Iterable[Event]) -> None:
+        for event in events:
+            if event.request_id in self._inboxes:
+                self._inboxes[event.request_id].append(event)
+
+    def _leave(self, tickets: Sequence[Ticket]) -> None:
+        """End what is still under way of these."""
+        for ticket in tickets:
+            self._engine.cancel(ticket.request.id)
+            self._inboxes.pop(ticket.request.id, None)
 
 
 def _listed(prompts: Prompt | Session | Sequence[Prompt | Session]) -> list[Prompt | Session]:

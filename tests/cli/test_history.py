@@ -75,6 +75,16 @@ def test_replay_finds_a_changed_decision(journal: Path, capsys: pytest.CaptureFi
     assert was.partition(":")[2] != now.partition(":")[2]
 
 
+def test_replay_names_the_file_whose_setup_cannot_be(
+    journal: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = lines_of(journal)
+    head = json.loads(lines[0])
+    head["setup"]["ceilings"] = {"sequences": 1, "tokens": 1, "watermark_blocks": 1}
+    assert main(["replay", put(journal, [json.dumps(head, separators=(",", ":"))])]) != 0
+    assert str(journal) in capsys.readouterr().err
+
+
 def test_replay_finds_a_changed_input(journal: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = lines_of(journal)
     index = next(i for i, line in enumerate(lines) if '"submit"' in line)

@@ -113,6 +113,11 @@ def test_a_torn_last_line_is_told_and_ended_by_the_next_run(tmp_path: Path, seed
         (b"[1]\n", "is no journal of Octavo"),
         (b'{"octavo_journal":2,"new":[]}\n', "format 2; this version reads format 1"),
         (b'{"octavo_journal":1}\n', "line 1 is damaged"),
+        (
+            b'{"octavo_journal":1,"octavo":"","started_at":0,"setup":'
+            b'{"blocks":1,"block_size":1,"limits":{"sequences":0,"tokens":1}}}\n',
+            "line 1 is damaged: sequences is 0",
+        ),
     ],
 )
 def test_other_files_are_refused_by_name(tmp_path: Path, content: bytes, says: str) -> None:
@@ -151,6 +156,10 @@ def test_two_engines_cannot_share_a_file(tmp_path: Path) -> None:
         lambda line: line.replace(b'"now":', b'"now":"x",'),
         lambda line: b'{"call":"plan","now":1.0,"plan":{"id":0,"spans":[],"binds":[[0,"?"]]}}',
         lambda line: b'{"call":"cancel","now":1.0,"request_id":"a","said":[["Token",{}]]}',
+        lambda line: (
+            b'{"call":"set_limits","now":1.0,"limits":{"sequences":1,"tokens":1},'
+            b'"before":{"sequences":1,"tokens":0}}'
+        ),
     ],
 )
 def test_a_damaged_line_is_named(tmp_path: Path, seed: int, spoil) -> None:

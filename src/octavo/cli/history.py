@@ -8,7 +8,7 @@ from pathlib import Path
 
 from octavo.core.calls import Answer, Commit, Plan, Submit
 from octavo.core.plan import StepPlan
-from octavo.errors import JournalError, RequestError
+from octavo.errors import ConfigError, JournalError, RequestError
 from octavo.observe.explain import account, page, table
 from octavo.observe.journal import Entry, Header, Torn, encode, read_journal
 from octavo.observe.lives import Life, Lives
@@ -42,7 +42,7 @@ def replay(arguments: Namespace) -> int:
     for line in read_journal(arguments.file):
         match line:
             case Header():
-                core = Replay(line.setup)
+                core = _core_of(line, arguments.file)
                 tally.runs += 1
             case Torn(number):
                 tally.torn.append(number)
@@ -58,6 +58,13 @@ def replay(arguments: Namespace) -> int:
         sys.stdout.write(f"line {number} was not written to its end and is left out\n")
     sys.stdout.write(f"equal: {tally}\n")
     return 0
+
+
+def _core_of(header: Header, file: Path) -> Replay:
+    try:
+        return Replay(header.setup)
+    except ConfigError as error:
+        raise JournalError(f"{file} has a run that could not begin: {error}") from error
 
 
 def _step(entry: Entry, tally: _Tally) -> int:

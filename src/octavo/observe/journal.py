@@ -49,7 +49,7 @@ from octavo.core.plan import (
     TableWrite,
 )
 from octavo.core.request import Request
-from octavo.errors import JournalError
+from octavo.errors import ConfigError, JournalError
 
 logger = logging.getLogger(__name__)
 
@@ -298,7 +298,7 @@ class _Reader:
             if not line.endswith(b"\n"):
                 return Torn(number)
             return self._entry(number, _decoder.decode(line))
-        except msgspec.ValidationError as error:
+        except (msgspec.ValidationError, ConfigError) as error:
             raise self._damaged(number, str(error)) from error
         except msgspec.DecodeError as error:
             if not following or following.startswith(b'{"octavo_journal"'):
@@ -315,7 +315,7 @@ class _Reader:
             version = head.get("octavo_journal") if isinstance(head, dict) else None
             if version == FORMAT:
                 return msgspec.convert(head, Header)
-        except msgspec.ValidationError as error:
+        except (msgspec.ValidationError, ConfigError) as error:
             raise self._damaged(number, str(error)) from error
         except (msgspec.DecodeError, UnicodeDecodeError):
             version = None

@@ -129,6 +129,7 @@ class LLM:
         self, prompt: Prompt, params: SamplingParams | None = None
     ) -> Iterator[Delta | Ended]:
         """Continue one prompt piece by piece; `Ended` comes last. Closing the iterator cancels.
+        Until then it goes on whenever others are asked for.
 
         With `n` > 1 each piece says its `branch`, and each branch has an `Ended`.
         """

@@ -154,6 +154,49 @@ def test_what_plans_in_flight_compute_is_swapped_too(depth: int) -> None:
     assert serving.endings["young"].receipt.recomputed_tokens == 0
 
 
+def test_nobody_returns_before_all_its_blocks_have_left() -> None:
+    """The step that moves them may break yet, and then there is nothing to return with."""
+    serving = Serving(
+        Setup(
+            blocks=20,
+            block_size=4,
+            sequences=1,
+            depth=2,
+            cached=False,
+            host_blocks=8,
+            preemption="swap",
+        )
+    )
+    serving.submit(request("low", 18, 9, priority=1))
+    serving.step()
+    serving.step()
+    serving.submit(request("high", 18, 9))
+    while not (plan := serving.launch()).moves:
+        serving.land()
+    serving.cancel("high")
+    assert serving.launch() is None
+    assert len(serving.scheduler.waiting) == 1
+    while serving.in_flight:
+        serving.land()
+    back = serving.launch()
+    assert back is not None
+    assert len([move for move in back.moves if move.kind == "in"]) == len(plan.moves)
+    serving.finish()
+
+
+def test_steps_with_moves_say_nothing_of_how_quickly_kv_is_computed() -> None:
+    serving = crowded()
+    pace = serving.scheduler.pace
+    for _ in range(12):
+        before = (pace.base_s, pace.token_s)
+        plan = serving.launch()
+        assert plan is not None
+        serving.now += 1000.0 if plan.moves else 0.0
+        serving.land()
+        assert not plan.moves or (pace.base_s, pace.token_s) == before
+    assert [move.kind for plan in serving.plans for move in plan.moves].count("in")
+
+
 def test_blocks_that_are_still_cached_are_shared_and_not_moved_back() -> None:
     serving = crowded(cached=True, blocks=7, preemption="swap")
     serving.finish()

@@ -106,6 +106,20 @@ def test_who_waits_is_told_behind_whom_and_for_what(seed: int) -> None:
     ), story
 
 
+def test_nobody_is_told_to_have_waited_behind_itself() -> None:
+    lives = Lives()
+    serving = watched(Setup(sequences=1), lives)
+    serving.submit(*(Request(id=name, prompt=(1, 2), max_tokens=3) for name in ("a", "b", "c")))
+    serving.finish()
+    waits = {
+        name: [text for text in texts(told_by(lives, name)) if text.startswith("waited")]
+        for name in ("b", "c")
+    }
+    assert waits["b"] == ["waited 3.00 s first in the queue: all rows were taken"]
+    assert waits["c"][0] == "waited 3.00 s behind b: all rows were taken"
+    assert waits["c"][-1] == "waited 3.00 s first in the queue: all rows were taken"
+
+
 def test_accounts_agree_with_the_core(seed: int) -> None:
     """Over random runs: the figures are those of the receipts, and blocks those of the tables."""
     for number in range(20):

@@ -158,7 +158,7 @@ READERS: dict[tuple[type, str], Reader | None] = {
     (Scheduler, "_plans"): None,
     (Scheduler, "_untold"): None,
     (Scheduler, "_growth"): None,  # they keep nothing of their own
-    (Scheduler, "_admissions"): None,
+    (Scheduler, "_admissions"): lambda names, admissions: _walk(names, admissions.promise),
     (Roster, "running"): None,  # all that live are told above, by name
     (Roster, "waiting"): None,
     (Roster, "arrivals"): None,

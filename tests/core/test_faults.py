@@ -774,8 +774,8 @@ def test_B107_who_goes_is_gone_at_once_wherever_it_is(random: Random) -> None:
             request("gone", (*beginning, *tails[1]), 12, branches=4, priority=1, sampling=DRAWN)
         )
         for step in range(steps + 1):
-            if step in (6, 16):
-                serving.submit(request(f"high {step}", prompt(random, 60), 4))
+            if step in (8, 20):
+                serving.submit(request(f"high {step}", prompt(random, 50), 4))
             if step < steps:
                 serving.step()
         serving.launch()

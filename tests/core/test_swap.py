@@ -318,3 +318,20 @@ def test_moves_out_come_before_moves_in() -> None:
 
 def test_a_move_is_a_value() -> None:
     assert Move("out", 3, 4) == Move("out", 3, 4) != Move("in", 3, 4)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_nobody_grows_into_what_victims_gave_up_for_another(depth: int) -> None:
+    """The blocks that one gave up came back a plan later; the others grew into them, and the next
+    one had to go."""
+    setup = Setup(blocks=6, block_size=4, watermark_blocks=0, host_blocks=6, preemption="swap")
+    serving = Serving(replace(setup, depth=depth, cached=False))
+    serving.submit(*(request(name, 7, 9, priority=1) for name in ("a", "b", "c")))
+    serving.step()
+    serving.submit(request("urgent", 7, 3))
+    while not serving.of(Admitted, "urgent"):
+        assert not serving.scheduler.idle
+        serving.step()
+    preempted = [said.request_id for said in serving.of(Preempted)]
+    assert preempted == ["c"]
+    serving.finish()

@@ -6,7 +6,7 @@ from octavo.core import policy
 from octavo.core.block_manager import BlockManager
 from octavo.core.block_pool import Shortage
 from octavo.core.counters import Counters
-from octavo.core.draft import Draft
+from octavo.core.draft import Draft, Promise
 from octavo.core.events import Admitted, Chunked, Deferred, Stretch
 from octavo.core.following import Followers
 from octavo.core.grants import Admission
@@ -45,6 +45,12 @@ class Admissions:
         self._pace = pace
         self._lengths = lengths
         self._counters = counters
+        self.promise: Promise | None = None
+
+    def take_promise(self) -> Promise | None:
+        """What the last plan promised to one that waits; it holds for one plan."""
+        promise, self.promise = self.promise, None
+        return promise
 
     def admit(self, draft: Draft) -> None:
         """Admit in order until a limit is reached."""
@@ -107,6 +113,7 @@ class Admissions:
         )
         if isinstance(admission, Shortage):
             assert self._manager.pool.fenced, "counted before"
+            self.promise = Promise(sequence, self._manager.pool.available + admission.blocks)
             return Deferred(sequence.id, "in_transfer", admission.blocks)
         self._start(sequence, admission, chunk, draft)
         return None

@@ -10,6 +10,13 @@ from octavo.core.policy import Circumstances
 from octavo.core.sequence import Sequence
 
 
+class Promise(NamedTuple):
+    """So many `blocks` stay available for `sequence`, which waits: victims gave theirs for it."""
+
+    sequence: Sequence
+    blocks: int
+
+
 class Draft:
     """What each sequence is granted, and why the others are not, until the plan is closed."""
 
@@ -30,6 +37,8 @@ class Draft:
         self.preempted = False
         self.awaited = 0
         """Blocks kept for those who will have enough when the moves in flight are over."""
+        self.promise: Promise | None = None
+        """What victims of the plan before gave up for one that waits still."""
         self.leaders: list[Sequence] | None = None
         """Who is computing its prompt, once somebody has asked."""
 

@@ -65,15 +65,29 @@ class Growth:
         for sequence in policy.by_rank(growing):
             while sequence in draft.grants:
                 upto = sequence.scheduled + draft.grants[sequence]
-                reservation = self._manager.reserve(sequence, upto, draft.awaited)
+                promised = self._promised_over(sequence, draft)
+                headroom = max(draft.awaited, promised)
+                reservation = self._manager.reserve(sequence, upto, headroom)
                 if not isinstance(reservation, Shortage):
                     draft.cover(sequence, reservation)
+                    break
+                if promised > draft.awaited:
+                    draft.defer(sequence, "blocks", reservation.blocks)
                     break
                 if reservation.blocks <= self._manager.pool.fenced:
                     draft.awaited = self._manager.pool.available + reservation.blocks
                     draft.defer(sequence, "in_transfer", reservation.blocks)
                     break
                 self._make_room(sequence, upto, reservation.blocks, draft)
+
+    @staticmethod
+    def _promised_over(sequence: Sequence, draft: Draft) -> int:
+        """How many blocks are promised to one that `sequence` would yield to: did it grow into
+        them, somebody else would have to give as many again."""
+        promise = draft.promise
+        if promise is None or not policy.yields(sequence, promise.sequence, draft.at):
+            return 0
+        return promise.blocks
 
     def _make_room(self, sequence: Sequence, upto: int, missing: int, draft: Draft) -> None:
         """Let a hold go, or preempt who ranks last; if all that ranks below would not do, nobody

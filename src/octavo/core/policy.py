@@ -245,11 +245,15 @@ def yielding_to(
 
     What it climbed while it waited gives it a place in the queue and no right to that of others.
     """
-    if not at.order.classes:
-        return []
-    own = sequence.request.priority + _fallen(sequence, at)
-    lower = [other for other in running if other.rank[0] > own]
+    lower = [other for other in running if yields(other, sequence, at)]
     return sorted(lower, key=lambda other: other.rank, reverse=True)
+
+
+def yields(running: Sequence, waiting: Sequence, at: Circumstances) -> bool:
+    """Whether one that runs may be preempted to admit one that waits."""
+    if not at.order.classes:
+        return False
+    return running.rank[0] > waiting.request.priority + _fallen(waiting, at)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from octavo.core.events import (
     Explanation,
     Finished,
     FinishReason,
+    HoldDropped,
     Refused,
 )
 from octavo.core.following import Followers
@@ -170,11 +171,15 @@ class Scheduler:
             admissions=self.roster.tickets,
         )
         draft = Draft(self._plans, at, policy.budget(at))
+        draft.promise = self._admissions.take_promise()
         self._untold += self.holds.expire(now)
         self._growth.share_out(draft)
         if not draft.preempted and not draft.awaited:
             self._admissions.admit(draft)
-        return None if draft.empty else self._close(draft)
+        if not draft.empty:
+            return self._close(draft)
+        self._untold += [said for said in draft.decisions if isinstance(said, HoldDropped)]
+        return self.plan(now) if draft.promise is not None and not self._in_flight else None
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> tuple[Event, ...]:
         """Take in what a step computed; plans are committed in the order they were made."""

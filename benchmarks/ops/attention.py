@@ -37,7 +37,8 @@ def read_gb_s() -> float:
 
 
 class Case:
-    """Sequences of one context length in a filled pool, their last `rows` positions to compute."""
+    """Sequences of one context length in a filled pool, their last `rows` positions to compute; the
+    first `shared` positions are in the same blocks."""
 
     def __init__(
         self,
@@ -48,12 +49,14 @@ class Case:
         sequences: int,
         context: int,
         rows: int,
+        shared: int = 0,
     ) -> None:
         count = ceil_div(context, layout.block_size)
         blocks = sequences * count
         filling = rng.standard_normal(2**16, np.float32).astype(ml_dtypes.bfloat16)
         self.pool = np.resize(filling, (blocks, *layout.shape))
         self.table = rng.permutation(blocks).astype(np.int32).reshape(sequences, count)
+        self.table[:, : shared // layout.block_size] = self.table[0, : shared // layout.block_size]
         width = (heads + 2 * layout.kv_heads) * layout.head_dim
         self.qkv: F32 = rng.standard_normal((sequences * rows, width), np.float32)
         self.out = np.empty((sequences * rows, heads * layout.head_dim), np.float32)
@@ -143,6 +146,32 @@ def main() -> None:
                 rows=rows,
             )
             print(f"{block_size:>21} {case.operations / taken / 1e9 / asked.threads:>8.1f}")
+    compare_shared(ops, rng, asked.repeats)
+
+
+def compare_shared(ops: NativeOps, rng: np.random.Generator, repeats: int) -> None:
+    """Sequences that decode after one prefix: in blocks of their own, and in the same blocks."""
+    print("\ndecode after one prefix        private ms   shared ms   times as fast")
+    for sequences, prefix, own, heads, kv_heads, head_dim in (
+        (64, 512, 128, 9, 3, 64),
+        (64, 1024, 128, 9, 3, 64),
+        (64, 2048, 128, 9, 3, 64),
+        (8, 2048, 128, 9, 3, 64),
+        (2, 2048, 128, 9, 3, 64),
+        (16, 2048, 128, 32, 8, 64),
+        (16, 2048, 128, 14, 2, 64),
+    ):
+        layout = KVLayout(layers=4, kv_heads=kv_heads, head_dim=head_dim, block_size=16)
+        sizes = {"heads": heads, "sequences": sequences, "context": prefix + own, "rows": 1}
+        cases = [Case(rng, layout, shared=shared, **sizes) for shared in (0, prefix)]
+        times = [
+            [median_s(lambda c=case: c.step(ops), 1) for case in cases] for _ in range(repeats)
+        ]
+        private, shared = np.median(times, axis=0) * 1e3 / layout.layers
+        print(
+            f"{sequences:>3} × ({prefix} + {own}), {heads}/{kv_heads} × {head_dim}"
+            f" {private:>14.2f} {shared:>11.2f} {np.median([a / b for a, b in times]):>11.1f}"
+        )
 
 
 if __name__ == "__main__":

@@ -2,21 +2,24 @@
 //
 // The queries of one KV head and a few consecutive tokens form an item, so that all of them use a
 // tile of keys or values while it is in cache. An item goes through the context in partitions of
-// 256 positions:
-//
-//   scores [rows, 256] = queries · keysᵀ      tile by tile, sums over E in ascending order
-//   weights = 2^(scale · log2 e · scores - max), and their sum in a fixed order of lanes
-//   result [rows, E] = weights · values       sums over positions in ascending order
-//
-// and the results of partitions are merged in ascending order. A row takes part from the first
-// position in its window up to its own and not one further: nothing is masked by multiplying with
-// zero, and its bits depend neither on the other rows of the item nor on who computed which
+// 256 positions, each computed for itself (attention_tile.h), and their results are merged in
+// ascending order. A row's bits depend neither on the other rows nor on who computed which
 // partition. Table entries before the window of an item's first row are not followed.
+//
+// Sequences that decode and begin with the same blocks (sharing.h) read those once: a partition
+// that all of them see whole is computed for the rows of several items at a time.
+//
+//     item a   ├──────────┬──────────┤───┤
+//     item b   │  run 1   │  run 2   ├───┼──┤       runs 1 and 2 have the rows of a, b and c
+//     item c   └──────────┴──────────┴─┤
 //
 // Bytes of a decoded token: 4 E Hk for each position seen. Operations: 4 E Hq for each row and
 // position that it sees.
-// Source: Kwon et al. 2023 (arXiv:2309.06180); Milakov & Gimelshein 2018 (arXiv:1805.02867).
+// Source: Kwon et al. 2023 (arXiv:2309.06180); Milakov & Gimelshein 2018 (arXiv:1805.02867);
+// Juravsky et al. 2024 (arXiv:2402.05099).
+#include "attention_tile.h"
 #include "octavo/paging.h"
+#include "sharing.h"
 #include "vector.h"
 
 namespace octavo::OCTAVO_SET {
@@ -25,35 +28,9 @@ void paged_attention(const AttentionArgs& args, Pool& pool);
 
 namespace {
 
-constexpr Index TILE = 16;        // tokens
-constexpr Index PARTITION = 256;  // positions
-constexpr Index PARTITION_TILES = PARTITION / TILE;
 constexpr Index ITEM_ROWS = 48;       // about as many rows as keep a partition's tiles in cache
 constexpr Index ALONE = 1 << 17;      // products of a batch that one thread does sooner alone
 constexpr Index PIECES_A_THREAD = 4;  // fewer items than that are cut into runs of partitions
-constexpr int WIDTH = TILE / LANES;   // vectors across a tile
-constexpr int REGISTERS = LANES == 16 ? 32 : 16;
-
-// Registers for R · C · WIDTH sums, one row's factor, the mask of halves, and the columns that rows
-// share. One register too many costs a third of the speed: sums are then spilled in the inner loop.
-constexpr int registers(int rows, int columns) {
-  return rows * columns * WIDTH + 2 + (rows > 1 ? columns * WIDTH : 1);
-}
-
-// Tiles side by side that fill the registers when only R rows share them: 1, 2 or 4.
-constexpr int beside(int rows) {
-  if (registers(rows, 4) <= REGISTERS) return 4;
-  return registers(rows, 2) <= REGISTERS ? 2 : 1;
-}
-
-// More than eight rows keep no unit busier, they only make more code.
-constexpr int most_rows() {
-  int rows = 1;
-  while (rows < 8 && registers(rows + 1, 1) <= REGISTERS) ++rows;
-  return rows;
-}
-
-constexpr int MOST_ROWS = most_rows();
 
 // Some tokens of one sequence and all query heads of one KV head. Row r is token first + r / group,
 // query head r % group of the KV head.
@@ -69,15 +46,11 @@ struct Item {
   Index missing;   // partitions not yet computed
 };
 
-// Of one partition the positions that a row sees, counted from its first one: first … last - 1.
-struct Seen {
-  Index first;
-  Index last;
-};
-
-// Partitions first … last - 1 of an item.
+// Partitions first … last - 1 of `count` items. Of several each is one token, and sees them whole,
+// in the same blocks.
 struct Run {
-  Item* item;
+  Item* const* items;
+  Index count;
   Index first;
   Index last;
 };
@@ -85,14 +58,11 @@ struct Run {
 struct Call {
   const AttentionArgs& args;
   Pool& pool;
-  Index group;   // query heads a KV head
-  Index width;   // E padded to tiles
-  Index record;  // floats of one row's result: RESULT_HEAD, then `width` of output
+  Index group;  // query heads a KV head
+  Shape shape;
   Item* items;
   Run* runs;
 };
-
-constexpr Index RESULT_HEAD = 16;  // max, sum, and room that keeps outputs aligned
 
 // The memory of one thread.
 struct Bench {
@@ -103,246 +73,9 @@ struct Bench {
   Bf16* values;    // [16] tiles padded to `width`, used when E is no multiple of 16
 };
 
-// Where the tiles of one partition lie.
-struct Tiles {
-  const Bf16* keys[PARTITION_TILES];
-  const Bf16* values[PARTITION_TILES];
-};
-
-// Tiles to fetch from memory meanwhile, or null: values of this partition, keys of the next one.
-struct Ahead {
-  const Bf16* const* values;
-  const Bf16* const* keys;
-};
-
-Index smaller(Index a, Index b) { return a < b ? a : b; }
-Index within(Index value, Index high) { return value < 0 ? 0 : smaller(value, high); }
-Index padded(Index size, Index step) { return (size + step - 1) / step * step; }
-
-// 2^x for x up to a little over 0; 0 below -126, NaN stays NaN. Polynomial of degree 6 for 2^f,
-// |f| ≤ 1/2, fitted to the smallest relative error (3e-9).
-OCTAVO_INLINE Floats exp2_down(Floats x) {
-  const Floats magic = splat(12582912.0f);  // 1.5 · 2^23: adding it rounds to an integer
-  const Floats shifted = x + magic;
-  const Floats f = x - (shifted - magic);
-  Floats p = splat(1.53533614e-4f);
-  p = fma(p, f, splat(1.339887457e-3f));
-  p = fma(p, f, splat(9.618437361e-3f));
-  p = fma(p, f, splat(5.5503324706e-2f));
-  p = fma(p, f, splat(2.40226479136e-1f));
-  p = fma(p, f, splat(6.93147202855e-1f));
-  p = fma(p, f, splat(1.0f));
-  const Floats power = as_floats((as_words(shifted) + 127u) << 23);
-  return select(x < splat(-126.0f), splat(0.0f), p * power);
-}
-
-// sums[r][c] += Σ_j left[r][2j] · lower(right[c][j]) + left[r][2j + 1] · upper(right[c][j]):
-// products of R rows with C columns of 16, pair by pair in ascending order.
-template <int R, int C>
-OCTAVO_INLINE void multiply(const float* left, Index left_stride, const Bf16* const* right,
-                            Index right_stride, Index pairs, Floats (&sums)[R][C * WIDTH]) {
-  for (Index j = 0; j < pairs; ++j) {
-#pragma GCC unroll 2
-    for (int odd = 0; odd < 2; ++odd) {
-      Floats columns[C * WIDTH];
-#pragma GCC unroll 16
-      for (int c = 0; c < C * WIDTH; ++c) {
-        const Bf16* from = right[c / WIDTH] + j * right_stride + c % WIDTH * LANES * 2;
-        const Words words = load_words(from);
-        columns[c] = odd ? upper_bf16(words) : lower_bf16(words);
-      }
-#pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) {
-        const Floats factor = splat(left[r * left_stride + 2 * j + odd]);
-#pragma GCC unroll 16
-        for (int c = 0; c < C * WIDTH; ++c) sums[r][c] = fma(factor, columns[c], sums[r][c]);
-      }
-    }
-  }
-}
-
-template <int R, int C>
-OCTAVO_INLINE void score_tiles(const float* queries, Index head_dim, const Bf16* const* keys,
-                               float* scores) {
-  Floats sums[R][C * WIDTH] = {};
-  multiply<R, C>(queries, head_dim, keys, 2 * TILE, head_dim / 2, sums);
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 16
-    for (int c = 0; c < C * WIDTH; ++c) store(scores + r * PARTITION + c * LANES, sums[r][c]);
-  }
-}
-
-// Asks for memory that is needed about one partition later: the hardware sees only 2 KB runs here.
-OCTAVO_INLINE void fetch(const Bf16* from, Index elements) {
-  for (Index i = 0; i < elements; i += 32) __builtin_prefetch(from + i, 0, 2);
-}
-
-// scores[r][16 t …] = queries[r] · keys of tile t, from tile `t` on. Fetches tiles `ahead`, if not
-// null.
-template <int R>
-void score(const float* queries, Index head_dim, const Bf16* const* keys, Index t, Index tiles,
-           float* scores, const Bf16* const* ahead) {
-  constexpr int C = beside(R);
-  for (; t + C <= tiles; t += C) {
-    for (int c = 0; ahead != nullptr && c < C; ++c) fetch(ahead[t + c], TILE * head_dim);
-    score_tiles<R, C>(queries, head_dim, keys + t, scores + t * TILE);
-  }
-  for (; t < tiles; ++t) {
-    if (ahead != nullptr) fetch(ahead[t], TILE * head_dim);
-    score_tiles<R, 1>(queries, head_dim, keys + t, scores + t * TILE);
-  }
-}
-
-// Scores of the positions seen become weights relative to their maximum; result[0] is the maximum,
-// in powers of two, result[1] the sum of the weights. What lies before and after is not used.
-void weigh(float* scores, Seen seen, float scale, float* result) {
-  const Index count = seen.last, begin = seen.first / LANES * LANES;
-  Floats lane = {};
-  for (int i = 0; i < LANES; ++i) lane[i] = static_cast<float>(i);
-  const Floats lowest = splat(-__builtin_inff());
-  for (Index i = begin; i < seen.first; ++i) scores[i] = -__builtin_inff();
-  for (Index i = count; i < padded(count, LANES); ++i) scores[i] = -__builtin_inff();
-  Floats high = lowest;
-  for (Index i = begin; i < count; i += LANES) high = max(load(scores + i), high);
-  const float top = max(high) * scale;
-  Floats total = {};
-  for (Index i = begin; i < count; i += LANES) {  // -inf gives exactly zero
-    const Floats weight = exp2_down(fma(load(scores + i), splat(scale), splat(-top)));
-    const Floats kept = select(lane < splat(static_cast<float>(count - i)), weight, Floats{});
-    store(scores + i, kept);
-    total = total + kept;
-  }
-  result[0] = top;
-  result[1] = sum(total);
-}
-
-template <int R, int C>
-OCTAVO_INLINE void blend_columns(const float* weights, const Bf16* const* values, Index stride,
-                                 Index first, Index tiles, Index column, float* results,
-                                 Index record, const Bf16* const* ahead) {
-  Floats sums[R][C * WIDTH] = {};
-  if (first > 0) {
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 16
-      for (int c = 0; c < C * WIDTH; ++c) {
-        sums[r][c] = load(results + r * record + column + c * LANES);
-      }
-    }
-  }
-  for (Index t = first; t < tiles; ++t) {
-    if (ahead != nullptr) fetch(ahead[t] + column * TILE, C * TILE * TILE);
-    const Bf16* right[C];
-#pragma GCC unroll 4
-    for (int c = 0; c < C; ++c) right[c] = values[t] + 2 * (column + c * TILE);
-    multiply<R, C>(weights + t * TILE, PARTITION, right, stride, TILE / 2, sums);
-  }
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 16
-    for (int c = 0; c < C * WIDTH; ++c) {
-      store(results + r * record + column + c * LANES, sums[r][c]);
-    }
-  }
-}
-
-// results[r] = Σ weights[r][i] · values[i] over the positions of the first `tiles` tiles, or goes
-// on from what it holds of those before tile `first`. Fetches tiles `ahead`, if not null, a share
-// with each block of columns.
-template <int R>
-void blend(const float* weights, const Bf16* const* values, Index width, Index first, Index tiles,
-           float* results, Index record, const Bf16* const* ahead) {
-  constexpr int C = beside(R);
-  Index column = 0;
-  for (; column + C * TILE <= width; column += C * TILE) {
-    blend_columns<R, C>(weights, values, 2 * width, first, tiles, column, results, record, ahead);
-  }
-  for (; column < width; column += TILE) {
-    blend_columns<R, 1>(weights, values, 2 * width, first, tiles, column, results, record, ahead);
-  }
-}
-
-// One position of one row: `pair` is the pair of values that holds it, `odd` which of the two.
-OCTAVO_INLINE void blend_one(float weight, const Bf16* pair, Index odd, Floats (&sums)[1][WIDTH]) {
-  for (int w = 0; w < WIDTH; ++w) {
-    const Words words = load_words(pair + w * LANES * 2);
-    const Floats value = odd ? upper_bf16(words) : lower_bf16(words);
-    sums[0][w] = fma(splat(weight), value, sums[0][w]);
-  }
-}
-
-// What `blend` does, for some positions of one row: first … last - 1. Goes on from `result`.
-void blend_row(const float* weights, const Bf16* const* values, Index width, Index first,
-               Index last, float* result) {
-  for (Index column = 0; column < width; column += TILE) {
-    Floats sums[1][WIDTH];
-    for (int w = 0; w < WIDTH; ++w) sums[0][w] = load(result + column + w * LANES);
-    for (Index i = first; i < last;) {
-      const Bf16* tile = values[i / TILE] + 2 * column;
-      const Index stop = smaller(last, (i / TILE + 1) * TILE);
-      if (i % 2 == 1) {
-        blend_one(weights[i], tile + i % TILE / 2 * 2 * width, 1, sums);
-        ++i;
-      }
-      const Bf16* right = tile + i % TILE / 2 * 2 * width;
-      const Index pairs = (stop - i) / 2;
-      if (pairs > 0) multiply<1, 1>(weights + i, 0, &right, 2 * width, pairs, sums);
-      i += 2 * pairs;
-      if (i < stop) {
-        blend_one(weights[i], right + pairs * 2 * width, 0, sums);
-        ++i;
-      }
-    }
-    for (int w = 0; w < WIDTH; ++w) store(result + column + w * LANES, sums[0][w]);
-  }
-}
-
-// One partition for R rows, of which each sees as much or a little further than the one before. The
-// tiles that all of them see are shared. Rows that see nothing get no result.
-//
-//     row 0       ▒▒██████████▒▒▒
-//     row 1        ▒██████████▒▒▒▒         █ shared tiles
-//     row 2         ██████████▒▒▒▒▒        ▒ row by row
-template <int R>
-void attend_rows(const Call& call, const Tiles& tiles, const Ahead& ahead, const float* queries,
-                 const Seen* seen, float* scores, float* results) {
-  const Index head_dim = call.args.pages.head_dim;
-  const float scale = call.args.scale * 1.44269504f;  // log2 e
-  score<R>(queries, head_dim, tiles.keys, seen[0].first / TILE,
-           padded(seen[R - 1].last, TILE) / TILE, scores, ahead.values);
-  const Index first = padded(seen[R - 1].first, TILE), last = seen[0].last / TILE * TILE;
-  const bool shares = first < last;
-  for (int r = 0; r < R; ++r) {
-    if (seen[r].first >= seen[r].last) continue;
-    float *weights = scores + r * PARTITION, *result = results + r * call.record;
-    weigh(weights, seen[r], scale, result);
-    if (shares && first == 0) continue;
-    for (Index i = 0; i < call.width; ++i) result[RESULT_HEAD + i] = 0.0f;
-    blend_row(weights, tiles.values, call.width, seen[r].first, shares ? first : seen[r].last,
-              result + RESULT_HEAD);
-  }
-  if (!shares) return;
-  blend<R>(scores, tiles.values, call.width, first / TILE, last / TILE, results + RESULT_HEAD,
-           call.record, ahead.keys);
-  for (int r = 0; r < R; ++r) {
-    blend_row(scores + r * PARTITION, tiles.values, call.width, last, seen[r].last,
-              results + r * call.record + RESULT_HEAD);
-  }
-}
-
-using AttendRows = void (*)(const Call&, const Tiles&, const Ahead&, const float*, const Seen*,
-                            float*, float*);
-
-template <int R = 1>
-AttendRows attend_rows_of(Index rows) {
-  if constexpr (R < MOST_ROWS) {
-    if (rows != R) return attend_rows_of<R + 1>(rows);
-  }
-  return attend_rows<R>;
-}
-
 Index rows_of(const Call& call, const Item& item) { return item.tokens * call.group; }
+
+Index rows_of(const Call& call, const Run& run) { return run.count * rows_of(call, **run.items); }
 
 // The first position that whoever stands at `position` sees.
 Index window_start(const Call& call, Index position) {
@@ -354,6 +87,10 @@ Seen seen(const Call& call, const Item& item, Index row, Index partition) {
   const Index position = item.position + row / call.group, start = partition * PARTITION;
   return {within(window_start(call, position) - start, PARTITION),
           within(position + 1 - start, PARTITION)};
+}
+
+Seen seen(const Call& call, const Run& run, Index row, Index partition) {
+  return run.count == 1 ? seen(call, **run.items, row, partition) : Seen{0, PARTITION};
 }
 
 void gather_queries(const Call& call, const Item& item, float* queries) {
@@ -395,37 +132,41 @@ void widen_values(Tiles& tiles, Index head_dim, Index width, Bf16* to) {
   }
 }
 
-// One partition for all rows of an item; a record for each row that sees any of it.
-void attend_partition(const Call& call, const Item& item, Index partition, const Tiles& tiles,
+// One partition for all rows of a run; a record for each row that sees any of it.
+void attend_partition(const Call& call, const Run& run, Index partition, const Tiles& tiles,
                       const Tiles& next, const Bench& bench, float* results) {
-  const Index rows = rows_of(call, item);
+  const Index rows = rows_of(call, run);
   const Index chunks = (rows + MOST_ROWS - 1) / MOST_ROWS;
   const Index chunk_rows = (rows + chunks - 1) / chunks;
   Ahead ahead = {tiles.values, next.keys[PARTITION_TILES - 1] == nullptr ? nullptr : next.keys};
   for (Index row = 0; row < rows; row += chunk_rows) {
     const Index some = smaller(chunk_rows, rows - row);
     Seen each[MOST_ROWS] = {};
-    for (Index r = 0; r < some; ++r) each[r] = seen(call, item, row + r, partition);
+    for (Index r = 0; r < some; ++r) each[r] = seen(call, run, row + r, partition);
     if (each[some - 1].last == 0 || each[0].first == PARTITION) continue;
-    attend_rows_of(some)(call, tiles, ahead, bench.queries + row * call.args.pages.head_dim, each,
-                         bench.scores, results + row * call.record);
+    attend_rows_of(some)(call.shape, tiles, ahead, bench.queries + row * call.shape.head_dim, each,
+                         bench.scores, results + row * call.shape.record);
     ahead = {};
   }
 }
 
-// Partitions first … last - 1 of an item; done(partition) after each, its records in
-// place(partition).
+// All partitions of a run; done(partition) after each, its records in place(partition).
 template <typename Place, typename Done>
-OCTAVO_INLINE void attend_partitions(const Call& call, const Item& item, Index first, Index last,
-                                     const Bench& bench, Place place, Done done) {
-  const Index head_dim = call.args.pages.head_dim;
-  gather_queries(call, item, bench.queries);
-  Tiles next = find_tiles(call, item, first);
-  for (Index partition = first; partition < last; ++partition) {
+OCTAVO_INLINE void attend_partitions(const Call& call, const Run& run, const Bench& bench,
+                                     Place place, Done done) {
+  const Item& item = **run.items;
+  const Shape& shape = call.shape;
+  for (Index i = 0; i < run.count; ++i) {
+    gather_queries(call, *run.items[i], bench.queries + i * call.group * shape.head_dim);
+  }
+  Tiles next = find_tiles(call, item, run.first);
+  for (Index partition = run.first; partition < run.last; ++partition) {
     Tiles tiles = next;
-    next = partition + 1 < last ? find_tiles(call, item, partition + 1) : Tiles{};
-    if (call.width != head_dim) widen_values(tiles, head_dim, call.width, bench.values);
-    attend_partition(call, item, partition, tiles, next, bench, place(partition));
+    next = partition + 1 < run.last ? find_tiles(call, item, partition + 1) : Tiles{};
+    if (shape.width != shape.head_dim) {
+      widen_values(tiles, shape.head_dim, shape.width, bench.values);
+    }
+    attend_partition(call, run, partition, tiles, next, bench, place(partition));
     done(partition);
   }
 }
@@ -446,23 +187,24 @@ void merge(float* total, const float* result, Index width) {
 
 void merge_partition(const Call& call, const Item& item, Index partition, const float* results,
                      float* totals) {
+  const Index record = call.shape.record;
   for (Index row = 0; row < rows_of(call, item); ++row) {
     const Seen part = seen(call, item, row, partition);
     if (part.first >= part.last) continue;
-    float* total = totals + row * call.record;
-    const float* result = results + row * call.record;
+    float* total = totals + row * record;
+    const float* result = results + row * record;
     if (partition == window_start(call, item.position + row / call.group) / PARTITION) {
-      __builtin_memcpy(total, result, static_cast<std::size_t>(call.record) * sizeof(float));
+      __builtin_memcpy(total, result, static_cast<std::size_t>(record) * sizeof(float));
     } else {
-      merge(total, result, call.width);
+      merge(total, result, call.shape.width);
     }
   }
 }
 
 void write_out(const Call& call, const Item& item, const float* totals) {
-  const Index head_dim = call.args.pages.head_dim;
+  const Index head_dim = call.shape.head_dim;
   for (Index row = 0; row < rows_of(call, item); ++row) {
-    const float* total = totals + row * call.record;
+    const float* total = totals + row * call.shape.record;
     const Index head = item.head * call.group + row % call.group;
     const Index token = item.first + row / call.group;
     float* out = call.args.out + (token * call.args.heads + head) * head_dim;
@@ -470,11 +212,11 @@ void write_out(const Call& call, const Item& item, const float* totals) {
   }
 }
 
-Bench bench_of(const Call& call, const Item& item, int thread) {
-  const Index head_dim = call.args.pages.head_dim, rows = rows_of(call, item);
-  const Index queries = padded(rows * head_dim, TILE), scores = MOST_ROWS * PARTITION;
-  const Index records = rows * call.record;
-  const Index values = call.width == head_dim ? 0 : PARTITION * call.width;
+Bench bench_of(const Call& call, Index rows, int thread) {
+  const Shape& shape = call.shape;
+  const Index queries = padded(rows * shape.head_dim, TILE), scores = MOST_ROWS * PARTITION;
+  const Index records = rows * shape.record;
+  const Index values = shape.width == shape.head_dim ? 0 : PARTITION * shape.width;
   const Index bytes = (queries + scores + 2 * records) * 4 + values * 2;
   float* memory = static_cast<float*>(call.pool.local(thread, static_cast<std::size_t>(bytes)));
   Bench bench;
@@ -489,34 +231,56 @@ Bench bench_of(const Call& call, const Item& item, int thread) {
 // A whole item.
 void attend_item(void* state, Index piece, int thread) {
   const Call& call = *static_cast<const Call*>(state);
-  const Item& item = call.items[piece];
-  const Bench bench = bench_of(call, item, thread);
+  Item* const item = call.items + piece;
+  const Bench bench = bench_of(call, rows_of(call, *item), thread);
   attend_partitions(
-      call, item, item.begin, item.end, bench, [&](Index) { return bench.results; },
+      call, {&item, 1, item->begin, item->end}, bench, [&](Index) { return bench.results; },
       [&](Index partition) {
-        merge_partition(call, item, partition, bench.results, bench.totals);
+        merge_partition(call, *item, partition, bench.results, bench.totals);
       });
-  write_out(call, item, bench.totals);
+  write_out(call, *item, bench.totals);
 }
 
-// Some partitions of an item; whoever ends its last one merges them all.
+// Where an item keeps the records of a partition until all are there.
+float* kept(const Call& call, const Item& item, Index partition) {
+  return item.results + (partition - item.begin) * rows_of(call, item) * call.shape.record;
+}
+
+// Gives each item of a run its records.
+void hand_out(const Call& call, const Run& run, Index partition, const float* results) {
+  const Index floats = call.group * call.shape.record;
+  for (Index i = 0; i < run.count; ++i) {
+    __builtin_memcpy(kept(call, *run.items[i], partition), results + i * floats,
+                     static_cast<std::size_t>(floats) * sizeof(float));
+  }
+}
+
+// So many partitions more are computed; whoever computed the last ones merges them all.
+void account(const Call& call, Item& item, Index computed, float* totals) {
+  if (__atomic_sub_fetch(&item.missing, computed, __ATOMIC_ACQ_REL) != 0) return;
+  for (Index partition = item.begin; partition < item.end; ++partition) {
+    merge_partition(call, item, partition, kept(call, item, partition), totals);
+  }
+  write_out(call, item, totals);
+}
+
+// Some partitions of an item, or of several that share them.
 void attend_run(void* state, Index piece, int thread) {
   const Call& call = *static_cast<const Call*>(state);
   const Run& run = call.runs[piece];
-  Item& item = *run.item;
-  const Bench bench = bench_of(call, item, thread);
-  const Index floats = rows_of(call, item) * call.record;
-  attend_partitions(
-      call, item, run.first, run.last, bench,
-      [&](Index partition) { return item.results + (partition - item.begin) * floats; },
-      [](Index) {});
-  const Index computed = run.last - run.first;
-  if (__atomic_sub_fetch(&item.missing, computed, __ATOMIC_ACQ_REL) != 0) return;
-  for (Index partition = item.begin; partition < item.end; ++partition) {
-    merge_partition(call, item, partition, item.results + (partition - item.begin) * floats,
-                    bench.totals);
+  const Bench bench = bench_of(call, rows_of(call, run), thread);
+  if (run.count == 1) {
+    attend_partitions(
+        call, run, bench, [&](Index partition) { return kept(call, **run.items, partition); },
+        [](Index) {});
+  } else {
+    attend_partitions(
+        call, run, bench, [&](Index) { return bench.results; },
+        [&](Index partition) { hand_out(call, run, partition, bench.results); });
   }
-  write_out(call, item, bench.totals);
+  for (Index i = 0; i < run.count; ++i) {
+    account(call, *run.items[i], run.last - run.first, bench.totals);
+  }
 }
 
 Index tokens_an_item(const Call& call) {
@@ -561,9 +325,9 @@ Sizes measure(const Call& call) {
     const Index rows = rows_of(call, item);
     sizes.items += 1;
     sizes.partitions += item.missing;
-    sizes.floats += item.missing * rows * call.record;
+    sizes.floats += item.missing * rows * call.shape.record;
     const Index positions = item.position + item.tokens - window_start(call, item.position);
-    sizes.products += rows * positions * call.width;
+    sizes.products += rows * positions * call.shape.width;
   });
   return sizes;
 }
@@ -576,47 +340,78 @@ void list_items(Call& call, const Sizes& sizes) {
   each_item(call, [&](const Item& made) { *item++ = made; });
 }
 
-// Lays the list of items, that of runs of up to `length` partitions, and the room for their results
-// into shared memory. Returns the number of runs.
-Index list_runs(Call& call, const Sizes& sizes, Index length) {
-  const Index items = padded(sizes.items * static_cast<Index>(sizeof(Item)), 64);
-  const Index runs = padded(sizes.partitions * static_cast<Index>(sizeof(Run)), 64);
-  const std::size_t bytes = static_cast<std::size_t>(items + runs + sizes.floats * 4);
-  char* memory = static_cast<char*>(call.pool.shared(bytes));
+// Appends runs of up to `length` partitions.
+Run* cut(Run* run, Item* const* items, Index count, Index first, Index last, Index length) {
+  for (; first < last; first += length) {
+    *run++ = {items, count, first, smaller(first + length, last)};
+  }
+  return run;
+}
+
+// Lists items, what some of them share, and the rest of each, into shared memory, with room for
+// results. Returns the number of runs, of up to `length` partitions each.
+Index list_runs(Call& call, const Sizes& sizes, const Sharing& sharing, Index length) {
+  const Index heads = call.args.pages.kv_heads;
+  const auto bytes = [](Index count, std::size_t size) {
+    return padded(count * static_cast<Index>(size), 64);
+  };
+  const Index items = bytes(sizes.items, sizeof(Item));
+  const Index places = bytes(sizes.items + sharing.count * heads, sizeof(Item*));
+  const Index runs = bytes(sizes.partitions, sizeof(Run));
+  char* memory = static_cast<char*>(
+      call.pool.shared(static_cast<std::size_t>(items + places + runs + sizes.floats * 4)));
   call.items = reinterpret_cast<Item*>(memory);
-  call.runs = reinterpret_cast<Run*>(memory + items);
-  float* results = reinterpret_cast<float*>(memory + items + runs);
-  Item* item = call.items;
-  Run* run = call.runs;
-  each_item(call, [&](const Item& made) {
-    *item = made;
-    item->results = results;
-    results += made.missing * rows_of(call, made) * call.record;
-    for (Index first = made.begin; first < made.end; first += length) {
-      *run++ = {item, first, smaller(first + length, made.end)};
-    }
-    ++item;
+  Item** const all = reinterpret_cast<Item**>(memory + items);
+  Item** const sharers = all + sizes.items;  // [heads][members]
+  call.runs = reinterpret_cast<Run*>(memory + items + places);
+  float* results = reinterpret_cast<float*>(memory + items + places + runs);
+  Index made = 0;
+  each_item(call, [&](const Item& item) {
+    call.items[made] = item;
+    call.items[made].results = results;
+    results += item.missing * rows_of(call, item) * call.shape.record;
+    all[made] = call.items + made;
+    ++made;
   });
+  Run* run = call.runs;
+  for (Index head = 0; head < heads; ++head) {
+    Item** const members = sharers + head * sharing.count;
+    for (Index m = 0; m < sharing.count; ++m) members[m] = all[sharing.members[m].item + head];
+    for (Index i = 0; i < sharing.segment_count; ++i) {
+      const Segment& segment = sharing.segments[i];
+      for (Index m = segment.begin; m < segment.end; m += tokens_an_item(call)) {
+        const Index count = smaller(tokens_an_item(call), segment.end - m);
+        run = cut(run, members + m, count, segment.first, segment.last, length);
+      }
+    }
+  }
+  for (Index i = 0; i < sizes.items; ++i) {
+    const Item& item = call.items[i];
+    run = cut(run, all + i, 1, item.begin + sharing.depth[item.sequence], item.end, length);
+  }
   return run - call.runs;
 }
 
 }  // namespace
 
 void paged_attention(const AttentionArgs& args, Pool& pool) {
-  const Index width = padded(args.pages.head_dim, TILE);
-  Call call = {args,    pool,   args.heads / args.pages.kv_heads, width, RESULT_HEAD + width,
-               nullptr, nullptr};
+  const Index head_dim = args.pages.head_dim, width = padded(head_dim, TILE);
+  const Shape shape = {head_dim, width, RESULT_HEAD + width, args.scale * 1.44269504f};  // log2 e
+  Call call = {args, pool, args.heads / args.pages.kv_heads, shape, nullptr, nullptr};
   const Sizes sizes = measure(call);
   const Index wanted = PIECES_A_THREAD * pool.threads();
-  if (pool.threads() == 1 || sizes.products <= ALONE) {
+  const Index length = (sizes.partitions + wanted - 1) / wanted;
+  const Sharing sharing = find_sharing(args, PARTITION, tokens_an_item(call), pool);
+  if (sharing.segment_count > 0) {
+    pool.run(list_runs(call, sizes, sharing, length), attend_run, &call);
+  } else if (pool.threads() == 1 || sizes.products <= ALONE) {
     list_items(call, sizes);
     for (Index item = 0; item < sizes.items; ++item) attend_item(&call, item, 0);
   } else if (sizes.items >= wanted) {
     list_items(call, sizes);
     pool.run(sizes.items, attend_item, &call);
   } else {
-    const Index length = (sizes.partitions + wanted - 1) / wanted;
-    pool.run(list_runs(call, sizes, length), attend_run, &call);
+    pool.run(list_runs(call, sizes, sharing, length), attend_run, &call);
   }
 }
 

@@ -71,6 +71,10 @@ class PagedStories:
         pages = KVPages(pool=self.pool, layout=self.layout, layer=self.layer, table=table)
         return np.ascontiguousarray(np.concatenate(rows)), batch, pages
 
+    def share(self, child: int, parent: int, blocks: int) -> None:
+        """Let `child`, whose story begins like that of `parent`, have its first blocks."""
+        self.tables[child, :blocks] = self.tables[parent, :blocks]
+
     def give_back(self, story: int, first: int, entry: int = NEVER) -> None:
         """What stands before position `first` is lost: whole blocks, whose table entries say
         `entry` now, and the positions before it in the block that it stands in."""
@@ -83,6 +87,11 @@ class PagedStories:
         for slot in range(offset):
             block = int(self.tables[story][index])
             write_token(self.pool, self.layout, block, self.layer, slot, lost, lost)
+
+    def write(self, ops: Ops, part: Part) -> None:
+        """Write the KV of `part`, without rotation."""
+        qkv, batch, pages = self.batch([part])
+        ops.rope_write_kv(qkv, batch, None, pages)
 
     def attend(
         self,

@@ -138,6 +138,59 @@ def test_one_token_at_a_time_gives_the_bits_of_the_prompt(
     assert (np.concatenate(singles) == whole[0]).all()
 
 
+SHARED = (  # (parent, positions shared, length); the parent is told before the child
+    (None, 0, 1600),
+    (0, 1536, 1537),
+    (0, 1280, 1400),
+    (2, 1280, 1290),
+    (0, 700, 1100),
+    (0, 255, 400),
+    (None, 0, 530),
+    (6, 512, 513),
+    (6, 512, 512),
+    (6, 256, 600),
+    (None, 0, 40),
+    *[(4, 1000, 1001 + 16 * place) for place in range(9)],
+)
+
+
+@pytest.mark.parametrize(("query_heads", "kv_heads"), [(9, 3), (4, 4), (8, 1), (60, 1)])
+@pytest.mark.parametrize(("head_dim", "block_size"), [(16, 16), (6, 64)])
+@pytest.mark.parametrize("window", [None, 700])
+def test_same_bits_whoever_shares_the_beginning(
+    isa: str,
+    rng: np.random.Generator,
+    query_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    window: int | None,
+) -> None:
+    """Those that decode in the blocks of others get what they get alone, in blocks of their own."""
+    layout = layout_of(head_dim, kv_heads=kv_heads, block_size=block_size)
+    lengths = [length for _, _, length in SHARED]
+    stories = random_stories(rng, lengths, query_heads=query_heads, layout=layout)
+    own = PagedStories(rng, stories, layout, 0)
+    together = PagedStories(rng, stories, layout, 1)
+    for child, (parent, positions, _) in enumerate(SHARED):
+        if parent is not None:
+            stories[child].qkv[:positions] = stories[parent].qkv[:positions]
+            together.share(child, parent, positions // block_size)
+    parts = [Part(story, length - 1, length) for story, length in enumerate(lengths)]
+    before = [Part(part.story, 0, part.start) for part in parts]
+    ops, alone = NativeOps(threads=2, isa=isa), NativeOps(threads=1, isa=isa)
+    for paged in (own, together):
+        for part in before:
+            paged.write(ops, part)
+    expected = [own.attend(alone, [part], scale=SCALE, window=window)[0] for part in parts]
+    order = rng.permutation(len(parts))
+    extra = Part(0, 1500, 1520)  # a chunk among them
+    rows = together.attend(ops, [*(parts[i] for i in order), extra], scale=SCALE, window=window)
+    for place, row in zip(order, rows, strict=False):
+        assert (row == expected[place]).all(), f"story {place}"
+    assert (rows[-1] == own.attend(alone, [extra], scale=SCALE, window=window)[0]).all()
+
+
 def test_positions_after_a_row_do_not_reach_it(ops: NativeOps, rng: np.random.Generator) -> None:
     layout = layout_of(64)
     stories = random_stories(rng, [290], query_heads=4, layout=layout)

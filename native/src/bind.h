@@ -69,6 +69,7 @@ class Array {
 // Formats of array elements, as the buffer protocol names them. numpy has no bfloat16: such arrays,
 // and float16 as they, come as views of uint16.
 constexpr char FLOAT32 = 'f';
+constexpr char FLOAT64 = 'd';
 constexpr char INT32 = 'i';
 constexpr char BFLOAT16 = 'H';
 constexpr char FLOAT16 = 'H';

@@ -7,6 +7,7 @@ void embed(const EmbedArgs&, Pool&);
 void linear(const LinearArgs&, Pool&);
 void rms_norm(const RmsNormArgs&, Pool&);
 void argmax(const ArgmaxArgs&, Pool&);
+void draw(const DrawArgs&, Pool&);
 void rope_write_kv(const RopeArgs&, Pool&);
 void paged_attention(const AttentionArgs&, Pool&);
 
@@ -16,6 +17,7 @@ const Kernels kernels = {
     .linear = linear,
     .rms_norm = rms_norm,
     .argmax = argmax,
+    .draw = draw,
     .rope_write_kv = rope_write_kv,
     .paged_attention = paged_attention,
 };

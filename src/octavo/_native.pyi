@@ -1,6 +1,6 @@
 from typing import Any
 
-from octavo.ops.api import BF16, F32, I32, U8, U16
+from octavo.ops.api import BF16, F32, F64, I32, U8, U16
 
 def available_sets() -> list[str]: ...
 
@@ -43,6 +43,13 @@ class Backend:
     ) -> None: ...
     def rms_norm(self, x: F32, weight: F32, eps: float, out: F32) -> None: ...
     def argmax(self, logits: F32, out: I32, logprob: F32) -> None: ...
+    def draw(
+        self,
+        logits: F32,
+        rows: I32,
+        how: tuple[F32, I32, F64, F32, F64],
+        out: I32,
+    ) -> None: ...
     def rope_write_kv(
         self,
         qkv: F32,

@@ -1,12 +1,14 @@
 """The sampler against its definitions: filters, the draw, and independence of the batch."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from octavo.core.plan import RowFailed, Sampled
 from octavo.core.request import Request, Sampling
 from octavo.ops.reference import ReferenceOps
-from octavo.runtime.sampler import Draw, Sampler, choose, uniform
+from octavo.runtime.sampler import Draw, Sampler, uniform
 
 VOCABULARY = 50
 
@@ -31,8 +33,12 @@ def logits_of(rng: np.random.Generator, scale: float = 2.0) -> np.ndarray:
 
 def draws(logits: np.ndarray, count: int = 4000, **settings: float) -> np.ndarray:
     """How often each token is drawn over `count` positions."""
-    sampling = Sampling(seed=11, **{"temperature": 1.0, **settings})  # type: ignore[arg-type]
-    tokens = [choose(logits.copy(), sampling, position) for position in range(count)]
+    one = request(seed=11, **{"temperature": 1.0, **settings})
+    rows = np.tile(logits, (count, 1))
+    asked = [Draw(0, position, one) for position in range(2, 2 + count)]
+    outcomes = Sampler(ReferenceOps(), max_rows=count).sample(rows, asked)
+    tokens = [outcome.token for outcome in outcomes if isinstance(outcome, Sampled)]
+    assert len(tokens) == count
     return np.bincount(tokens, minlength=VOCABULARY)
 
 
@@ -59,14 +65,22 @@ def deviation(counts: np.ndarray, expected: np.ndarray) -> float:
 def test_the_generator_gives_the_published_words() -> None:
     # Known answers of Philox4x32-10 from the authors' test vectors: counter 0, key 0.
     assert philox((0, 0, 0, 0), (0, 0)) == (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)
-    assert uniform(0, 0, 0) == (0x6627E8D5 << 21 | 0xE169C58D >> 11) / 2**53
+    assert uniform([0], [0], [0]) == [(0x6627E8D5 << 21 | 0xE169C58D >> 11) / 2**53]
 
 
 def test_uniform_depends_on_seed_branch_and_position_alone(rng: np.random.Generator) -> None:
-    seed = int(rng.integers(2**63))
-    words = philox((7, 0, 3, 0), (seed % 2**32, seed >> 32))
-    assert uniform(seed, 3, 7) == (words[0] << 21 | words[1] >> 11) / 2**53
-    assert len({uniform(seed, branch, 7) for branch in range(50)}) == 50
+    seeds = [int(seed) for seed in rng.integers(2**63, size=50)]
+    branches, positions = list(range(50)), [int(at) for at in rng.integers(2**40, size=50)]
+    expected = []
+    for seed, branch, position in zip(seeds, branches, positions, strict=True):
+        counter = (position % 2**32, position >> 32, branch, 0)
+        words = philox(counter, (seed % 2**32, seed >> 32))
+        expected.append((words[0] << 21 | words[1] >> 11) / 2**53)
+    assert uniform(seeds, branches, positions).tolist() == expected
+    assert [
+        uniform([s], [b], [p])[0] for s, b, p in zip(seeds, branches, positions, strict=True)
+    ] == expected
+    assert len({*uniform([7] * 50, branches, [7] * 50)}) == 50
 
 
 def test_plain_sampling_follows_the_softmax(rng: np.random.Generator) -> None:
@@ -122,19 +136,6 @@ def test_every_way_to_ask_for_the_best_gives_the_lowest_of_the_best(
     logits[[17, 23, 40]] = 3.5
     counts = draws(logits, 50, **settings)
     assert counts[17] == 50
-
-
-def test_filters_never_leave_nothing(rng: np.random.Generator) -> None:
-    wide = (rng.standard_normal(150_000) * 3).astype(np.float32)
-    for settings in (
-        {"top_p": 0.9999999},
-        {"top_k": 1, "top_p": 0.8},
-        {"top_k": 150_000, "top_p": 0.5, "min_p": 0.9},
-    ):
-        sampling = Sampling(temperature=1.0, seed=3, **settings)  # type: ignore[arg-type]
-        assert 0 <= choose(wide, sampling, 5) < len(wide)
-    equal = np.ones(VOCABULARY, np.float32)
-    assert (draws(equal, 2000, min_p=0.99) > 0).all()
 
 
 def sampled(logits: np.ndarray, requests: list[Request]) -> tuple[Sampled | RowFailed, ...]:
@@ -198,24 +199,19 @@ def test_a_row_that_is_not_finite_fails_alone(rng: np.random.Generator, bad: flo
 def test_a_temperature_too_small_for_float32_takes_the_likeliest(rng: np.random.Generator) -> None:
     for temperature in (1e-30, 1e-40, 1e-50, 5e-324):
         logits = logits_of(rng)
-        for position in range(20):
-            sampling = request(temperature=temperature, seed=position).sampling
-            assert choose(logits, sampling, position) == np.argmax(logits)
+        asked = [request(temperature=temperature, seed=seed) for seed in range(8)]
+        for outcome in sampled(np.tile(logits, (8, 1)), asked):
+            assert isinstance(outcome, Sampled)
+            assert outcome.token == np.argmax(logits)
 
 
-def test_what_goes_wrong_for_one_row_ends_that_row_alone(
-    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_of_which_nothing_may_be_drawn_fails_alone(rng: np.random.Generator) -> None:
     logits = np.stack([logits_of(rng) for _ in range(3)])
+    logits[1, 4:] = -np.inf
     asked = [request(temperature=1.0, seed=seed) for seed in (1, 13, 2)]
     good = sampled(logits.copy(), asked)
-
-    def fails(logits: np.ndarray, sampling: Sampling, position: int) -> int:
-        if sampling.seed == 13:
-            raise MemoryError
-        return choose(logits, sampling, position)
-
-    monkeypatch.setattr("octavo.runtime.sampler.choose", fails)
+    ends = frozenset({0, 1, 2, 3})
+    asked[1] = replace(asked[1], min_tokens=1, stop_token_ids=ends)
     outcomes = sampled(logits, asked)
-    assert outcomes[1] == RowFailed(1, "sampling failed: MemoryError")
+    assert outcomes[1] == RowFailed(1, "every token that may be drawn is masked")
     assert (outcomes[0], outcomes[2]) == (good[0], good[2])

@@ -53,11 +53,25 @@ struct ArgmaxArgs {
   float* logprob;     // [R]
 };
 
+struct DrawArgs {
+  const float* logits;  // [R, V]
+  Index vocabulary;
+  const std::int32_t* rows;   // [D] of logits
+  Index draws;                // D
+  const float* temperature;   // [D], > 0
+  const std::int32_t* top_k;  // [D], 0: off
+  const double* top_p;        // [D]
+  const float* min_p;         // [D]
+  const double* point;        // [D], in [0, 1)
+  std::int32_t* out;          // [D]
+};
+
 struct Kernels {
   void (*embed)(const EmbedArgs&, Pool&);
   void (*linear)(const LinearArgs&, Pool&);
   void (*rms_norm)(const RmsNormArgs&, Pool&);
   void (*argmax)(const ArgmaxArgs&, Pool&);
+  void (*draw)(const DrawArgs&, Pool&);
   void (*rope_write_kv)(const RopeArgs&, Pool&);
   void (*paged_attention)(const AttentionArgs&, Pool&);
 };

@@ -14,12 +14,13 @@ T, from the number of threads, or from where a block lies. Rows are not checked 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
 I32 = npt.NDArray[np.int32]
 BF16 = npt.NDArray[Any]
 """ml_dtypes.bfloat16"""
@@ -169,6 +170,20 @@ class Quantised:
 Weight = BF16 | Quantised
 
 
+class Draws(NamedTuple):
+    """How a token is drawn from each of D rows.
+
+    Shapes   [D] each: temperature float32 above 0; top_k int32, 0 for off; top_p float64, 1 for
+             off; min_p float32, 0 for off; point float64 in [0, 1).
+    """
+
+    temperature: F32
+    top_k: I32
+    top_p: F64
+    min_p: F32
+    point: F64
+
+
 class Packed(Protocol):
     """A weight matrix [N, K] in the order in which a backend streams it. Opaque but for shape."""
 
@@ -267,4 +282,15 @@ class Ops(Protocol):
 
         A row that holds NaN or +inf, or no finite value, gives -1.
         Shapes   logits [R, V], out int32 [R], logprob float32 [R].
+        """
+
+    def draw(self, logits: F32, rows: I32, draws: Draws, out: I32) -> None:
+        """A token drawn from each of these `rows`; -1 from one that has no finite value.
+
+        Shapes   logits [R, V] without NaN; rows, out int32 [D].
+        Rule     weight = e^((logit - greatest) / temperature). Then `top_k` keeps the largest;
+                 `top_p` of those the fewest, largest first, whose weights reach that share of
+                 their sum; `min_p` of those all that have that share of the greatest weight.
+                 Among equals the lowest id comes first, and one is always kept. Drawn is the first
+                 by id at which the running sum of those kept exceeds point · their sum.
         """

@@ -20,6 +20,7 @@ from octavo.ops.api import (
     U16,
     Activation,
     Batch,
+    Draws,
     KVPages,
     Norm,
     Packed,
@@ -135,6 +136,9 @@ class NativeOps:
 
     def argmax(self, logits: F32, out: I32, logprob: F32) -> None:
         self._backend.argmax(logits, out, logprob)
+
+    def draw(self, logits: F32, rows: I32, draws: Draws, out: I32) -> None:
+        self._backend.draw(logits, rows, draws, out)
 
     def take_rows(self, x: F32, rows: I32, out: F32) -> None:
         self._backend.take_rows(x, rows, out)

@@ -22,6 +22,7 @@ from octavo.ops.api import (
     TILE_TOKENS,
     Activation,
     Batch,
+    Draws,
     KVLayout,
     KVPages,
     Norm,
@@ -228,6 +229,30 @@ class ReferenceOps:
             best = int(row.argmax())
             out[index] = best
             logprob[index] = -np.log(np.exp(row - row[best]).sum())
+
+    def draw(self, logits: F32, rows: I32, draws: Draws, out: I32) -> None:
+        for index, row in enumerate(logits[rows].astype(self._dtype)):
+            out[index] = _drawn(row, *(values[index] for values in draws))
+
+
+def _drawn(logits: Floats, temperature: Any, top_k: Any, top_p: Any, min_p: Any, point: Any) -> int:
+    """The token drawn from one row; -1 if it has no finite value."""
+    if not np.isfinite(logits.max()):
+        return -1
+    with np.errstate(over="ignore"):
+        weights = np.exp((logits - logits.max()) / temperature)
+    ids = np.argsort(-weights, kind="stable")
+    ids = ids[weights[ids] > 0]
+    if top_k:
+        ids = ids[:top_k]
+    if top_p < 1:
+        before = np.cumsum(weights[ids]) - weights[ids]
+        ids = ids[: max(1, int((before < top_p * weights[ids].sum()).sum()))]
+    ids = ids[weights[ids] >= min_p]
+    ids.sort()
+    cumulative = np.cumsum(weights[ids])
+    place = int(np.searchsorted(cumulative, point * cumulative[-1], side="right"))
+    return int(ids[min(place, len(ids) - 1)])
 
 
 def quantised_row(row: Floats) -> Floats:

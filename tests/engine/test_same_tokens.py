@@ -3,9 +3,9 @@
 Alone, together, in any order of arrival, in steps of 16, 64 or 2,048 tokens, with one thread or
 two, from a warm prefix cache, or in a pool so small that requests are preempted again and again:
 the tokens and log-probabilities of a request are equal, by ==. For each instruction set here on a
-small random network, whose near ties would show a change of one bit, and on the demo model; with
-weights in bfloat16, and in eight and four bits; with layers that see all, and with some that see a
-window.
+small random network, whose near ties would show a change of one bit, and, twenty requests, on the
+demo model; with weights in bfloat16, and in eight and four bits; with layers that see all, and with
+some that see a window.
 """
 
 import json
@@ -38,6 +38,8 @@ from octavo.runtime.runner import ModelRunner
 from octavo.runtime.storage import KVStorage
 
 REQUESTS = 40
+DEMO_REQUESTS = 20
+"""A step of the demo model costs thirty of the small network."""
 MAX_CONTEXT = 256
 SEQUENCES = 40
 END = 2
@@ -45,7 +47,7 @@ END = 2
 Answers = dict[str, tuple[tuple[int, float], ...]]
 
 
-def mixed_requests(seed: int, vocabulary: int) -> list[Request]:
+def mixed_requests(seed: int, vocabulary: int, count: int) -> list[Request]:
     """Greedy and seeded, short and long, some that share a beginning, some that may end early."""
     draw = random.Random(seed)
 
@@ -54,7 +56,7 @@ def mixed_requests(seed: int, vocabulary: int) -> list[Request]:
 
     preamble = words(50)
     requests = []
-    for number in range(REQUESTS):
+    for number in range(count):
         own = words(draw.choice((1, 3, 15, 16, 17, 40, 90)))
         sampling = draw.choice(
             (
@@ -264,8 +266,9 @@ def served(
 
 
 @pytest.fixture(scope="module")
-def requests(served: Served, run_seed: int) -> list[Request]:
-    return mixed_requests(run_seed, served.model(2)[1].spec.vocab_size)
+def requests(served: Served, demo_model_path: Path, run_seed: int) -> list[Request]:
+    count = DEMO_REQUESTS if served.path == demo_model_path else REQUESTS
+    return mixed_requests(run_seed, served.model(2)[1].spec.vocab_size, count)
 
 
 @pytest.fixture(scope="module")

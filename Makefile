@@ -33,8 +33,9 @@ serve: $(VENV)/.built
 
 build: $(VENV)/.built
 
+# A worker for each core: the threads of PyTorch, and threads that spin, would be too many.
 test: $(VENV)/.tested
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(PYTEST)
+	OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST)
 
 # Each test says in the end what it tried; OCTAVO_TEST_SEED=… repeats a run.
 soak: $(VENV)/.tested

@@ -10,6 +10,9 @@ import pytest
 from hypothesis import settings
 
 SEED = int(os.environ.get("OCTAVO_TEST_SEED") or random.SystemRandom().randrange(2**32))
+os.environ["OCTAVO_TEST_SEED"] = str(SEED)  # so that all workers of a parallel run draw from it
+
+WORKER_BYTES = 2 * 2**30
 
 settings.register_profile("octavo", deadline=None, print_blob=True)
 settings.load_profile("octavo")
@@ -19,6 +22,15 @@ def pytest_configure(config: pytest.Config) -> None:
     """Hypothesis draws from the same seed, unless it is given one."""
     if config.getoption("--hypothesis-seed") is None:
         config.option.hypothesis_seed = SEED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One for each core that may be used; each has memory for PyTorch and the demo model."""
+    from octavo.resolve import read_machine
+
+    machine = read_machine()
+    return max(1, min(machine.cores, machine.free_bytes // WORKER_BYTES))
 
 
 def pytest_report_header() -> str:

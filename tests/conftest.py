@@ -12,7 +12,7 @@ from hypothesis import settings
 SEED = int(os.environ.get("OCTAVO_TEST_SEED") or random.SystemRandom().randrange(2**32))
 os.environ["OCTAVO_TEST_SEED"] = str(SEED)  # so that all workers of a parallel run draw from it
 
-WORKER_BYTES = 2 * 2**30
+WORKER_BYTES = 3 * 2**30
 
 settings.register_profile("octavo", deadline=None, print_blob=True)
 settings.load_profile("octavo")

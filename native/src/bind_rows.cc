@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "bind.h"
+#include "octavo/encoded.h"
 
 namespace nb = nanobind;
 
@@ -33,25 +34,45 @@ class Stack {
   Index columns_ = 0;
 };
 
-std::unique_ptr<Packed> pack(Backend& backend, const nb::list& matrices, bool gated) {
+// One matrix as a checkpoint encodes it: the number of its kind, and its bytes uint8 [N, row
+// bytes].
+struct EncodedArray {
+  EncodedArray(nb::handle part, Index columns)
+      : kind(checked(nb::cast<int>(part[nb::int_(0)]))),
+        bytes(part[nb::int_(1)], "weight", BYTES, 2, Access::read) {
+    const BlockShape shape = block_shape(kind);
+    if (columns % shape.elements != 0) throw nb::value_error("columns must be whole blocks");
+    bytes.expect(1, columns / shape.elements * shape.bytes);
+  }
+
+  EncodedRows rows() const { return {kind, bytes.as<const unsigned char>(), bytes.size(1)}; }
+
+  static Kind checked(int number) {
+    if (number < 0 || number >= KINDS) throw nb::value_error("no kind has that number");
+    return static_cast<Kind>(number);
+  }
+
+  Kind kind;
+  Array bytes;
+};
+
+// Packs in bfloat16. Returns also the first matrix that holds elements that are not finite, or -1.
+nb::tuple pack(Backend& backend, const nb::list& matrices, Index columns, bool gated) {
   Stack stack(gated);
-  Index columns = 0;
-  for (const nb::handle matrix : matrices) {
-    const Array part(matrix, "weight", BFLOAT16, 2, Access::read);
-    if (columns != 0) part.expect(1, columns);
-    columns = part.size(1);
-    stack.add(part, columns);
-  }
+  for (const nb::handle matrix : matrices) stack.add(EncodedArray(matrix, columns).bytes, columns);
   auto packed = stack.packed(Encoding::bf16);
-  Index first = 0;
+  Index first = 0, number = 0, faulty = -1;
   for (const nb::handle matrix : matrices) {
-    const Array part(matrix, "weight", BFLOAT16, 2, Access::read);
+    const EncodedArray part(matrix, columns);
+    bool finite = true;
     backend.run([&](const Kernels&, Pool& pool) {
-      packed->write(part.as<const Bf16>(), first, part.size(0), pool);
+      finite = packed->write(part.rows(), first, part.bytes.size(0), pool);
     });
-    first += part.size(0);
+    if (!finite && faulty < 0) faulty = number;
+    first += part.bytes.size(0);
+    ++number;
   }
-  return packed;
+  return nb::make_tuple(std::move(packed), faulty);
 }
 
 // The arrays of one quantised matrix: values uint8 [N, bytes], scales and offsets float16 as uint16

@@ -3,8 +3,15 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <new>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+#include "octavo/encoded.h"
 
 namespace octavo {
 
@@ -36,10 +43,11 @@ struct Transfer {
   const PackedView* view;
   unsigned char* panels;
   Bf16* matrix;
-  const Bf16* source;
+  EncodedRows encoded;
   QuantisedRows quantised;
   Index first;
   Index rows;
+  std::atomic<bool>* finite;
 };
 
 Index panel_of(const PackedView& view, Index row) {
@@ -61,27 +69,70 @@ Index row_offset(const PackedView& view, Index row) {
 
 constexpr Index PIECE_ROWS = PANEL;
 
-void write_rows(void* state, Index piece, int) {
-  const Transfer& job = *static_cast<Transfer*>(state);
-  const PackedView& view = *job.view;
-  const Index stop = std::min(job.rows, (piece + 1) * PIECE_ROWS);
-  const Index pairs = view.columns / 2;
-  Bf16* target[PIECE_ROWS];
-  const Bf16* source[PIECE_ROWS];
-  const Index start = piece * PIECE_ROWS;
-  const Index count = stop - start;
-  for (Index r = 0; r < count; ++r) {
-    target[r] = reinterpret_cast<Bf16*>(job.panels) + row_offset(view, job.first + start + r);
-    source[r] = job.source + (start + r) * view.columns;
-  }
-  for (Index pair = 0; pair < pairs; ++pair) {
+using Words = std::uint32_t[PIECE_ROWS][STRETCH / 2];
+
+// Pairs first … pairs - 1 of `count` rows. Two elements of a row are one word of the panel.
+void write_words(const Words& from, Index count, Index first, Index pairs, Bf16* const* to) {
+  for (Index pair = first; pair < pairs; ++pair) {
     for (Index r = 0; r < count; ++r) {
-      std::memcpy(target[r] + pair * 2 * PANEL, source[r] + pair * 2, 2 * sizeof(Bf16));
+      std::memcpy(to[r] + pair * 2 * PANEL, &from[r][pair], sizeof from[r][pair]);
     }
   }
-  if (view.columns % 2 != 0) {
-    for (Index r = 0; r < count; ++r) target[r][pairs * 2 * PANEL] = source[r][pairs * 2];
+}
+
+#if defined(__SSE2__)
+// The same of the rows of one panel: four by four are transposed in registers. Returns how many
+// pairs are written.
+Index write_panel(const Words& from, Index pairs, Bf16* to) {
+  const auto row = [&](Index r, Index pair) {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(&from[r][pair]));
+  };
+  Index pair = 0;
+  for (; pair + 4 <= pairs; pair += 4) {
+    for (Index r = 0; r < PIECE_ROWS; r += 4) {
+      const __m128i a = row(r, pair), b = row(r + 1, pair);
+      const __m128i c = row(r + 2, pair), d = row(r + 3, pair);
+      const __m128i ab[] = {_mm_unpacklo_epi32(a, b), _mm_unpackhi_epi32(a, b)};
+      const __m128i cd[] = {_mm_unpacklo_epi32(c, d), _mm_unpackhi_epi32(c, d)};
+      for (int i = 0; i < 2; ++i) {
+        Bf16* const at = to + (pair + 2 * i) * 2 * PANEL + 2 * r;
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(at), _mm_unpacklo_epi64(ab[i], cd[i]));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(at + 2 * PANEL),
+                         _mm_unpackhi_epi64(ab[i], cd[i]));
+      }
+    }
   }
+  return pair;
+}
+#else
+Index write_panel(const Words&, Index, Bf16*) { return 0; }
+#endif
+
+void write_encoded_rows(void* state, Index piece, int) {
+  Transfer& job = *static_cast<Transfer*>(state);
+  const PackedView& view = *job.view;
+  const Index start = piece * PIECE_ROWS;
+  const Index count = std::min(job.rows - start, PIECE_ROWS);
+  Words words = {};
+  Bf16* target[PIECE_ROWS];
+  for (Index r = 0; r < count; ++r) {
+    target[r] = reinterpret_cast<Bf16*>(job.panels) + row_offset(view, job.first + start + r);
+  }
+  const bool whole = count == PIECE_ROWS && target[count - 1] - target[0] == 2 * (count - 1);
+  bool finite = true;
+  for (Index k = 0; k < view.columns; k += STRETCH) {
+    const Index width = std::min(view.columns - k, STRETCH);
+    for (Index r = 0; r < count; ++r) {
+      if (width % 2 != 0) words[r][width / 2] = 0;
+      const unsigned char* const row = job.encoded.bytes + (start + r) * job.encoded.row_bytes;
+      Bf16* const out = reinterpret_cast<Bf16*>(words[r]);
+      finite = read_bf16(job.encoded.kind, row, k, width, out) && finite;
+    }
+    const Index pairs = (width + 1) / 2;
+    write_words(words, count, whole ? write_panel(words, pairs, target[0]) : 0, pairs, target);
+    for (Index r = 0; r < count; ++r) target[r] += STRETCH * PANEL;
+  }
+  if (!finite) job.finite->store(false, std::memory_order_relaxed);
 }
 
 void write_quantised_row(const Transfer& job, Index row) {
@@ -150,18 +201,20 @@ Packed::Packed(Index rows, Index columns, bool gated, Encoding encoding)
 
 Packed::~Packed() { munmap(panels_, bytes_); }
 
-void Packed::write(const Bf16* matrix, Index first, Index rows, Pool& pool) {
-  Transfer job{&view_, panels_, nullptr, matrix, {}, first, rows};
-  pool.run(pieces_of(rows), write_rows, &job);
+bool Packed::write(const EncodedRows& matrix, Index first, Index rows, Pool& pool) {
+  std::atomic<bool> finite{true};
+  Transfer job{&view_, panels_, nullptr, matrix, {}, first, rows, &finite};
+  pool.run(pieces_of(rows), write_encoded_rows, &job);
+  return finite.load(std::memory_order_relaxed);
 }
 
 void Packed::write(const QuantisedRows& matrix, Index first, Index rows, Pool& pool) {
-  Transfer job{&view_, panels_, nullptr, nullptr, matrix, first, rows};
+  Transfer job{&view_, panels_, nullptr, {}, matrix, first, rows, nullptr};
   pool.run(pieces_of(rows), write_quantised_rows, &job);
 }
 
 void Packed::read(Bf16* matrix, Pool& pool) const {
-  Transfer job{&view_, nullptr, matrix, nullptr, {}, 0, view_.rows};
+  Transfer job{&view_, nullptr, matrix, {}, {}, 0, view_.rows, nullptr};
   pool.run(pieces_of(view_.rows), read_rows, &job);
 }
 

@@ -11,7 +11,7 @@ import pytest
 
 from octavo.errors import ModelFileError, ModelNotFound
 from octavo.models.weights.gguf import KINDS, GGUFFile
-from octavo.models.weights.quants import CHUNK_ELEMENTS, ENCODINGS, dequantize, dequantize_bf16
+from octavo.ops.encodings import CHUNK_ELEMENTS, ENCODINGS, dequantize, dequantize_bf16
 
 Rewrite = Callable[[bytes], bytes]
 

@@ -12,6 +12,7 @@ from tests.models import hf
 from octavo.errors import ModelFileError, ModelNotFound, OctavoError
 from octavo.models.loader import load_model, open_model, read_spec
 from octavo.models.weights.pack import halve_pairs
+from octavo.ops.api import Encoded
 from octavo.ops.reference import ReferenceOps
 
 Tensors = dict[str, np.ndarray]
@@ -151,9 +152,10 @@ def test_rotary_pairs_become_halves(rng: np.random.Generator) -> None:
     """Row 2i + h of a head moves to row i + h · E / 2."""
     heads, size = 3, 8
     stored = rng.standard_normal((heads * size, 5), np.float32)
-    moved = halve_pairs(stored, heads)
+    moved = halve_pairs(Encoded("F32", 5, stored.view(np.uint8)), heads)
+    assert isinstance(moved, Encoded)
     for head in range(heads):
         for pair in range(size // 2):
             for half in range(2):
-                row = moved[head * size + pair + half * size // 2]
+                row = moved.stored.view(np.float32)[head * size + pair + half * size // 2]
                 np.testing.assert_array_equal(row, stored[head * size + 2 * pair + half])

@@ -56,6 +56,8 @@ struct QuantisedRows {
   const Half* offsets;
 };
 
+struct EncodedRows;  // of encoded.h
+
 // Plain products and sums, not functions: a header that kernels include must leave no shared
 // inline code behind.
 #define OCTAVO_PADDED(size, step) (((size) + (step) - 1) / (step) * (step))
@@ -71,9 +73,10 @@ class Packed {
   const PackedView& view() const { return view_; }
   std::size_t bytes() const { return bytes_; }
 
-  // Copies matrix [rows, K] to rows first … first + rows - 1, or back. For a gated pair, rows are
-  // those of the gate, then those of the up matrix.
-  void write(const Bf16* matrix, Index first, Index rows, Pool& pool);
+  // Puts a matrix [rows, K] in rows first … first + rows - 1, or copies all of them back. For a
+  // gated pair, rows are those of the gate, then those of the up matrix. Encoded rows are rounded
+  // to bfloat16; returns whether all of them are finite then.
+  bool write(const EncodedRows& matrix, Index first, Index rows, Pool& pool);
   void write(const QuantisedRows& matrix, Index first, Index rows, Pool& pool);
   void read(Bf16* matrix, Pool& pool) const;
 

@@ -167,7 +167,31 @@ class Quantised:
         return matrix
 
 
-Weight = BF16 | Quantised
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A matrix [N, K] as a checkpoint stores it, in one of the kinds of `octavo.ops.encodings`.
+
+    Packing rounds it to bfloat16, ties to even. `stored` uint8 [N, bytes of a row].
+    """
+
+    kind: str
+    columns: int
+    stored: U8
+
+    @property
+    def rows(self) -> int:
+        return len(self.stored)
+
+
+Weight = BF16 | Encoded | Quantised
+
+
+class NotFinite(ValueError):
+    """A weight holds NaN, or what is infinite in bfloat16: number `part` of those stacked."""
+
+    def __init__(self, part: int) -> None:
+        super().__init__(f"weight {part} holds NaN or infinite values in bfloat16")
+        self.part = part
 
 
 class Draws(NamedTuple):
@@ -205,12 +229,17 @@ class Ops(Protocol):
     def pack(self, weight: Weight | Sequence[Weight]) -> Packed:
         """Pack [N, K] for `linear` and `embed`; several are stacked along N. Any N, K ≥ 1.
 
-        Those that are stacked are all of one kind: bfloat16, or integers of as many bits and with
-        offsets or without.
+        Those that are stacked all become bfloat16, or are integers of as many bits and with offsets
+        or without.
+
+        Raises   NotFinite: an element of a matrix in bfloat16 is not.
         """
 
     def pack_gated(self, gate: Weight, up: Weight) -> Packed:
-        """Pack two [F, K] matrices so that `linear(..., gated=act)` gives act(gate·x) · (up·x)."""
+        """Pack two [F, K] matrices so that `linear(..., gated=act)` gives act(gate·x) · (up·x).
+
+        Raises   NotFinite: an element of a matrix in bfloat16 is not.
+        """
 
     def unpack(self, weight: Packed) -> BF16:
         """The bfloat16 matrix [N, K] that was packed; for a gated pair gate over up, [2F, K]."""

@@ -21,17 +21,23 @@ from octavo.ops.api import (
     Activation,
     Batch,
     Draws,
+    Encoded,
     KVPages,
     Norm,
+    NotFinite,
     Packed,
     Quantised,
     Rope,
     Weight,
 )
+from octavo.ops.encodings import ENCODINGS
 
 ISA_VARIABLE = "OCTAVO_ISA"
 
 GATES: dict[Activation | None, int] = {None: 0, "silu": 1, "gelu_tanh": 2}
+
+KINDS = {kind: number for number, kind in enumerate(ENCODINGS)}
+"""In the order of `Kind` in encoded.h."""
 
 
 def available_sets() -> tuple[str, ...]:
@@ -70,7 +76,7 @@ class NativeOps:
         return int(self._backend.threads)
 
     def pack(self, weight: Weight | Sequence[Weight]) -> Packed:
-        parts = [weight] if isinstance(weight, np.ndarray | Quantised) else list(weight)
+        parts = [weight] if isinstance(weight, np.ndarray | Encoded | Quantised) else list(weight)
         return self._pack(parts, gated=False)
 
     def pack_gated(self, gate: Weight, up: Weight) -> Packed:
@@ -79,7 +85,7 @@ class NativeOps:
     def _pack(self, parts: list[Weight], *, gated: bool) -> Packed:
         quantised = [part for part in parts if isinstance(part, Quantised)]
         if not quantised:
-            return self._backend.pack([_bits(part) for part in parts], gated)
+            return self._pack_encoded([_encoded(part) for part in parts], gated=gated)
         kinds = {(part.columns, _encoding(part)) for part in quantised}
         if len(kinds) > 1 or len(quantised) < len(parts):
             raise ValueError("weights that are stacked must have one encoding and as many columns")
@@ -87,6 +93,20 @@ class NativeOps:
         return self._backend.pack_quantised(
             [_arrays(part) for part in quantised], columns, encoding, gated
         )
+
+    def _pack_encoded(self, parts: list[Encoded], *, gated: bool) -> Packed:
+        columns = {part.columns for part in parts}
+        if len(columns) > 1:
+            raise ValueError(
+                f"weights that are stacked have {sorted(columns)} columns, not as many"
+            )
+        packed, faulty = self._backend.pack(
+            [(KINDS[part.kind], part.stored) for part in parts], columns.pop(), gated
+        )
+        if faulty >= 0:
+            raise NotFinite(faulty)
+        weight: Packed = packed
+        return weight
 
     def unpack(self, weight: Packed) -> BF16:
         matrix = np.empty((weight.rows, weight.columns), bfloat16)
@@ -146,6 +166,13 @@ class NativeOps:
 
 def _rows(batch: Batch) -> tuple[I32, I32, I32]:
     return batch.positions, batch.query_start, batch.context
+
+
+def _encoded(weight: Weight) -> Encoded:
+    if isinstance(weight, Encoded):
+        return weight
+    bits = _bits(weight)
+    return Encoded("BF16", bits.shape[-1], bits.view(np.uint8))
 
 
 def _encoding(weight: Quantised) -> int:

@@ -23,14 +23,17 @@ from octavo.ops.api import (
     Activation,
     Batch,
     Draws,
+    Encoded,
     KVLayout,
     KVPages,
     Norm,
+    NotFinite,
     Packed,
     Quantised,
     Rope,
     Weight,
 )
+from octavo.ops.encodings import rounded
 
 Floats = npt.NDArray[Any]
 """float32 or float64, as the backend was asked to compute."""
@@ -124,15 +127,21 @@ class ReferenceOps:
         return "reference"
 
     def pack(self, weight: Weight | Sequence[Weight]) -> Matrix:
-        parts = [weight] if isinstance(weight, np.ndarray | Quantised) else list(weight)
+        parts = [weight] if isinstance(weight, np.ndarray | Encoded | Quantised) else list(weight)
         (quantised,) = {isinstance(part, Quantised) for part in parts}
-        widened = [
-            part.dequantised(self._dtype)
-            if isinstance(part, Quantised)
-            else part.astype(self._dtype)
-            for part in parts
-        ]
+        widened = [self._widened(part) for part in parts]
+        if not quantised:
+            faulty = (n for n, part in enumerate(widened) if not np.isfinite(part).all())
+            if (first := next(faulty, None)) is not None:
+                raise NotFinite(first)
         return Matrix(np.concatenate(widened), quantised)
+
+    def _widened(self, weight: Weight) -> Floats:
+        if isinstance(weight, Quantised):
+            return weight.dequantised(self._dtype)
+        matrix = rounded(weight) if isinstance(weight, Encoded) else weight
+        widened: Floats = matrix.astype(self._dtype)
+        return widened
 
     def pack_gated(self, gate: Weight, up: Weight) -> Matrix:
         return self.pack([gate, up])

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Protocol
 
 from octavo.errors import ModelFileError, ModelNotFound
-from octavo.models.weights.quants import BF16, F32
-from octavo.ops.api import Quantised
+from octavo.ops.api import Encoded, Quantised
+from octavo.ops.encodings import BF16, F32
 
 SAMPLE_BYTES = 64
 
@@ -26,6 +26,12 @@ class Checkpoint(Protocol):
 
     def kind(self, name: str) -> str:
         """The encoding of one tensor."""
+
+    def encoded(self, name: str) -> Encoded:
+        """The tensor as it is stored, without a copy; the last axis is that of columns."""
+
+    def forget(self, name: str) -> None:
+        """The tensor's bytes go out of this process's memory until they are read again."""
 
     def bf16(self, name: str) -> BF16:
         """The tensor in bfloat16, rounded to nearest even where it is stored wider."""
@@ -49,6 +55,12 @@ def map_file(path: Path) -> mmap.mmap:
         raise ModelFileError(f"{path}: the file is empty; fetch the model again") from None
     except OSError as error:
         raise ModelNotFound(f"cannot read {path}: {error.strerror}") from error
+
+
+def forget_bytes(mapped: mmap.mmap, offset: int, nbytes: int) -> None:
+    """Give up the pages of a mapped file that hold these bytes. The system's cache keeps them."""
+    start = offset // mmap.PAGESIZE * mmap.PAGESIZE
+    mapped.madvise(mmap.MADV_DONTNEED, start, offset + nbytes - start)
 
 
 def sample_bytes(

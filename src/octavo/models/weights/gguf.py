@@ -25,8 +25,9 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.errors import ModelFileError, ModelNotFound
-from octavo.models.weights.files import map_file, sample_bytes
-from octavo.models.weights.quants import (
+from octavo.models.weights.files import forget_bytes, map_file, sample_bytes
+from octavo.ops.api import Encoded, Quantised
+from octavo.ops.encodings import (
     BF16,
     ENCODINGS,
     F32,
@@ -34,7 +35,6 @@ from octavo.models.weights.quants import (
     dequantize_bf16,
     integers_of,
 )
-from octavo.ops.api import Quantised
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -169,6 +169,17 @@ class GGUFFile:
         for record in self.tensors.values():
             counts[record.kind] = counts.get(record.kind, 0) + record.count
         return max(counts, key=counts.__getitem__, default="F32")
+
+    def encoded(self, name: str) -> Encoded:
+        """The tensor as it is stored, without a copy; the last axis is that of columns."""
+        record = self.tensors[name]
+        stored = self.tensor_bytes(name).reshape(prod(record.shape[:-1]), -1)
+        return Encoded(record.kind, record.shape[-1], stored)
+
+    def forget(self, name: str) -> None:
+        """The tensor's bytes go out of this process's memory until they are read again."""
+        record = self.tensors[name]
+        forget_bytes(self._parts[record.part], record.offset, record.nbytes)
 
     def bf16(self, name: str) -> BF16:
         """The tensor dequantised and rounded to bfloat16, ties to even."""

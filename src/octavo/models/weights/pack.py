@@ -4,9 +4,9 @@ Nothing is left over and nothing is taken twice: a checkpoint with one tensor mo
 has is another model, and is refused by that tensor's name.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -28,13 +28,11 @@ from octavo.models.weights.quantise import (
     taken,
     widened,
 )
-from octavo.ops.api import BF16, F32, Norm, Ops, Packed, Quantised, Weight
+from octavo.ops.api import F32, Encoded, Norm, NotFinite, Ops, Packed, Quantised, Weight
+from octavo.ops.encodings import rounded
 
-CHECK_ELEMENTS = 256 * 1024
 QUANTISED_ELEMENTS = 128 * 1024
 """Of one piece: its temporaries stay near the core."""
-EXPONENT = np.uint16(0x7F80)
-"""The exponent bits of a bfloat16: all ones in NaN and the infinities."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +86,8 @@ def pack_weights(
 ) -> Weights:
     """Read, check and pack every tensor of `checkpoint`, in the forms of `quantization`.
 
-    Cost     each tensor is dropped once packed: `threads` layers at most lie in memory twice.
+    Cost     matrices go from the mapped files into their panels; what has been packed is given up,
+             so that `threads` layers at most lie in memory twice.
     Raises   ModelFileError: a tensor is missing, left over, of another shape, or not finite.
     """
     reader = TensorReader(checkpoint, quantization)
@@ -131,7 +130,10 @@ def weights_bytes(
 
 
 def _pack_table(reader: "TensorReader", ops: Ops, name: str, shape: tuple[int, int]) -> Packed:
-    return ops.pack(reader.matrix(name, *shape, reader.form(name, table=True)))
+    matrix = reader.matrix(name, *shape, reader.form(name, table=True))
+    packed = reader.packed(ops.pack, [name], [matrix])
+    reader.forget([name])
+    return packed
 
 
 def _pack_layer(
@@ -157,28 +159,30 @@ def _pack_layer(
     gate, up = (reader.matrix(name, ffn, hidden, gates) for name in (names.gate, names.up))
     output = reader.matrix(names.output, hidden, q_size, reader.form(names.output))
     down = reader.matrix(names.down, hidden, ffn, reader.form(names.down))
-    return LayerWeights(
+    weights = LayerWeights(
         attention_norm=Norm(reader.vector(names.attention_norm, hidden), spec.norm_eps),
-        qkv=ops.pack([query, key, value]),
+        qkv=reader.packed(ops.pack, [names.query, names.key, names.value], [query, key, value]),
         qkv_bias=_stack(query_bias, key_bias, value_bias),
-        output=ops.pack(output),
+        output=reader.packed(ops.pack, [names.output], [output]),
         output_bias=reader.bias(names.output_bias, hidden),
         ffn_norm=Norm(reader.vector(names.ffn_norm, hidden), spec.norm_eps),
-        gate_up=ops.pack_gated(gate, up),
+        gate_up=reader.packed(
+            lambda pair: ops.pack_gated(*pair), [names.gate, names.up], [gate, up]
+        ),
         gate_up_bias=_stack(reader.bias(names.gate_bias, ffn), reader.bias(names.up_bias, ffn)),
-        down=ops.pack(down),
+        down=reader.packed(ops.pack, [names.down], [down]),
         down_bias=reader.bias(names.down_bias, hidden),
     )
+    reader.forget(_layer_names(names))
+    return weights
 
 
-def halve_pairs(weight: Weight, heads: int) -> Weight:
+def halve_pairs(weight: Encoded | Quantised, heads: int) -> Encoded | Quantised:
     """Rows stored as rotary pairs (2i, 2i + 1) put back as halves (i, i + E / 2), head by head."""
-    rows = weight.rows if isinstance(weight, Quantised) else len(weight)
-    order = np.arange(rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+    order = np.arange(weight.rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
     if isinstance(weight, Quantised):
         return taken(weight, order)
-    halves: BF16 = weight[order]
-    return halves
+    return replace(weight, stored=weight.stored[order])
 
 
 def _halve_bias(bias: F32 | None, heads: int) -> F32 | None:
@@ -222,24 +226,36 @@ class TensorReader:
                 "place in the model that the configuration describes"
             )
 
-    def matrix(self, name: str, rows: int, columns: int, form: Form) -> Weight:
-        """The matrix in that form. Raises ModelFileError: another shape, NaN or infinity."""
+    def matrix(self, name: str, rows: int, columns: int, form: Form) -> Encoded | Quantised:
+        """The matrix in that form; what becomes bfloat16 is checked when it is packed.
+
+        Raises   ModelFileError: another shape, NaN or infinity.
+        """
         self._check_shape(name, (rows, columns))
         if form == BF16_FORM:
-            return self._bf16(name)
+            return self._checkpoint.encoded(name)
         matrix = self._integers(name, rows, columns, form)
         for factors in (matrix.scales, matrix.offsets):
             if factors is not None and not np.isfinite(factors).all():
                 raise self._not_finite(name)
         return matrix
 
-    def _bf16(self, name: str) -> BF16:
-        matrix = self._checkpoint.bf16(name)
-        bits = matrix.reshape(-1).view(np.uint16)
-        for start in range(0, bits.size, CHECK_ELEMENTS):
-            if (bits[start : start + CHECK_ELEMENTS] & EXPONENT).max() == EXPONENT:
-                raise self._not_finite(name)
-        return matrix
+    def packed(
+        self,
+        pack: Callable[[Sequence[Weight]], Packed],
+        names: Sequence[str],
+        matrices: Sequence[Weight],
+    ) -> Packed:
+        """What `pack` makes of these. Raises ModelFileError: one of them is not finite."""
+        try:
+            return pack(matrices)
+        except NotFinite as error:
+            raise self._not_finite(names[error.part]) from None
+
+    def forget(self, names: Iterable[str]) -> None:
+        """These tensors are not needed any more."""
+        for name in names:
+            self._checkpoint.forget(name)
 
     def _integers(self, name: str, rows: int, columns: int, form: Form) -> Quantised:
         stored = STORED_FORMS.get(self._checkpoint.kind(name))
@@ -289,15 +305,19 @@ class TensorReader:
     def _same(self, copy: str, original: str) -> bool:
         if copy not in self._shapes or self._shapes[copy] != self._shapes[original]:
             return False
-        first, second = self._checkpoint.bf16(copy), self._checkpoint.bf16(original)
+        first, second = (rounded(self._checkpoint.encoded(name)) for name in (copy, original))
         return np.array_equal(first.view(np.uint16), second.view(np.uint16))
 
 
 def _all_names(names: WeightNames) -> Iterable[str]:
     yield names.embedding
     for layer in names.layers:
-        fields = (getattr(layer, field) for field in LayerNames.__dataclass_fields__)
-        yield from (name for name in fields if name is not None)
+        yield from _layer_names(layer)
     yield names.final_norm
     if names.head is not None:
         yield names.head
+
+
+def _layer_names(names: LayerNames) -> Iterable[str]:
+    fields = (getattr(names, field) for field in LayerNames.__dataclass_fields__)
+    return (name for name in fields if name is not None)

@@ -22,9 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.errors import ModelFileError, ModelNotFound
-from octavo.models.weights.files import map_file, sample_bytes
-from octavo.models.weights.quants import BF16, F32, round_bf16
-from octavo.ops.api import Quantised
+from octavo.models.weights.files import forget_bytes, map_file, sample_bytes
+from octavo.ops.api import Encoded, Quantised
+from octavo.ops.encodings import BF16, F32, round_bf16
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -96,6 +96,17 @@ class SafetensorsCheckpoint:
             counts[tensor.dtype] = counts.get(tensor.dtype, 0) + prod(tensor.shape)
         return max(counts, key=counts.__getitem__)
 
+    def encoded(self, name: str) -> Encoded:
+        """The tensor as it is stored, without a copy; the last axis is that of columns."""
+        tensor = self.tensors[name]
+        stored = self._bytes(tensor).reshape(prod(tensor.shape[:-1]), -1)
+        return Encoded(tensor.dtype, tensor.shape[-1], stored)
+
+    def forget(self, name: str) -> None:
+        """The tensor's bytes go out of this process's memory until they are read again."""
+        tensor = self.tensors[name]
+        forget_bytes(self._parts[tensor.part], tensor.offset, tensor.nbytes)
+
     def bf16(self, name: str) -> BF16:
         """The tensor in bfloat16, rounded to nearest even where it is stored wider."""
         stored = self._stored(name)
@@ -119,10 +130,13 @@ class SafetensorsCheckpoint:
 
     def _stored(self, name: str) -> npt.NDArray[Any]:
         tensor = self.tensors[name]
-        raw = np.frombuffer(self._parts[tensor.part], np.uint8, tensor.nbytes, tensor.offset)
+        raw = self._bytes(tensor)
         if tensor.offset % DTYPES[tensor.dtype].itemsize:
             raw = raw.copy()  # the format aligns tensors only by habit
         return raw.view(DTYPES[tensor.dtype]).reshape(tensor.shape)
+
+    def _bytes(self, tensor: StoredTensor) -> npt.NDArray[np.uint8]:
+        return np.frombuffer(self._parts[tensor.part], np.uint8, tensor.nbytes, tensor.offset)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""Dequantises the tensor encodings of GGUF to float32 and bfloat16.
+"""How checkpoints encode elements: what they mean in float32, bfloat16 and as integers.
 
 Each encoding stores a row as blocks of `block` elements in `block_bytes` bytes. d and m are float16
 scales, q the packed integers.
 
+    F32, F16, BF16                    as they are
     Q4_0  d q[16]                     d · (q − 8)             low nibbles first, then high ones
     Q4_1  d m q[16]                   d · q + m
     Q5_0  d h[4] q[16]                d · (q − 16)            fifth bits in h
@@ -23,7 +24,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from octavo.ops.api import F16, Quantised
+from octavo.ops.api import F16, Encoded, Quantised
 
 U8 = npt.NDArray[np.uint8]
 F32 = npt.NDArray[np.float32]
@@ -46,6 +47,11 @@ class Encoding:
 
     def nbytes(self, count: int) -> int:
         return count // self.block * self.block_bytes
+
+
+def rounded(matrix: Encoded) -> BF16:
+    """The matrix [N, K] in bfloat16: what `Ops.pack` makes of it."""
+    return dequantize_bf16(matrix.kind, matrix.stored).reshape(matrix.rows, matrix.columns)
 
 
 def dequantize(kind: str, raw: U8) -> F32:

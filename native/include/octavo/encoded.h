@@ -1,0 +1,35 @@
+// Matrices as checkpoints encode them, on their way into panels.
+#pragma once
+
+#include "octavo/pool.h"
+
+namespace octavo {
+
+// How elements are stored; `octavo.ops.encodings` has the formulas, in the same order.
+enum class Kind : int { f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k };
+constexpr int KINDS = 11;
+
+// `elements` of a row lie in `bytes` bytes. A row is whole blocks.
+struct BlockShape {
+  Index elements;
+  Index bytes;
+};
+
+BlockShape block_shape(Kind kind);
+
+// The rows of a matrix, back to back. No alignment is asked for.
+struct EncodedRows {
+  Kind kind;
+  const unsigned char* bytes;
+  Index row_bytes;
+};
+
+// Elements of a row that are read at a time; a multiple of every kind's block.
+constexpr Index STRETCH = 256;
+
+// Elements first … first + count - 1 of a row, as bfloat16 rounded to nearest even; `first` is a
+// multiple of STRETCH, `count` at most that. Returns whether all of them are finite; what becomes
+// of others is not said.
+bool read_bf16(Kind kind, const unsigned char* row, Index first, Index count, std::uint16_t* out);
+
+}  // namespace octavo

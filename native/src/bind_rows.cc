@@ -56,11 +56,17 @@ struct EncodedArray {
   Array bytes;
 };
 
-// Packs in bfloat16. Returns also the first matrix that holds elements that are not finite, or -1.
-nb::tuple pack(Backend& backend, const nb::list& matrices, Index columns, bool gated) {
+// Returns also the first matrix that holds elements that are not finite, or -1.
+nb::tuple pack(Backend& backend, const nb::list& matrices, Index columns, int encoding,
+               bool gated) {
+  const Encoding target = static_cast<Encoding>(encoding);
   Stack stack(gated);
-  for (const nb::handle matrix : matrices) stack.add(EncodedArray(matrix, columns).bytes, columns);
-  auto packed = stack.packed(Encoding::bf16);
+  for (const nb::handle matrix : matrices) {
+    const EncodedArray part(matrix, columns);
+    if (!packs_as(part.kind, target)) throw nb::value_error("the matrix stores no offsets");
+    stack.add(part.bytes, columns);
+  }
+  auto packed = stack.packed(target);
   Index first = 0, number = 0, faulty = -1;
   for (const nb::handle matrix : matrices) {
     const EncodedArray part(matrix, columns);

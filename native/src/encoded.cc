@@ -4,6 +4,7 @@
 // Source: ggml's block structures (github.com/ggml-org/ggml, src/ggml-common.h).
 #include "octavo/encoded.h"
 
+#include <algorithm>
 #include <cstring>
 
 #if defined(__SSE2__)
@@ -28,15 +29,19 @@ float as_float(std::uint32_t bits) {
   return value;
 }
 
+std::uint32_t bits_of(float value) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
 // A float16. The exponent moves by 127 - 15 as a product, so that subnormal numbers come out right;
 // the exponent of infinity and NaN becomes that of float32.
 float half(Bytes at) {
   const std::uint32_t bits = half_bits(at);
   const std::uint32_t magnitude = (bits & 0x7fffu) << 13;
   const std::uint32_t special = (bits & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0u;
-  std::uint32_t scaled;
-  const float value = as_float(magnitude) * 0x1p112f;
-  std::memcpy(&scaled, &value, sizeof scaled);
+  const std::uint32_t scaled = bits_of(as_float(magnitude) * 0x1p112f);
   return as_float(scaled | special | (bits & 0x8000u) << 16);
 }
 
@@ -104,14 +109,22 @@ void decode_q8_0(Bytes from, float* to) {
   scaled<32>(q, half(from), to);
 }
 
-// Sub-block s of a Q4_K or Q5_K block, which starts with d, m, and six-bit scales and minimums.
-void scaled_k(Bytes block, int s, const Small* __restrict q, float* __restrict to) {
+// Of sub-block s of a Q4_K or Q5_K block, which starts with d, m, and six-bit scales and minimums.
+struct Affine {
+  float scale;
+  float offset;
+};
+
+Affine affine_k(Bytes block, int s) {
   const Bytes packed = block + 4;
   const int scale = s < 4 ? packed[s] & 63 : (packed[s + 4] & 15) | (packed[s - 4] >> 2 & 48);
   const int minimum = s < 4 ? packed[s + 4] & 63 : packed[s + 4] >> 4 | (packed[s] >> 2 & 48);
-  const float d = static_cast<float>(scale) * half(block);
-  const float m = static_cast<float>(minimum) * half(block + 2);
-  scaled<32>(q, d, -m, to);
+  return {static_cast<float>(scale) * half(block), static_cast<float>(minimum) * -half(block + 2)};
+}
+
+void scaled_k(Bytes block, int s, const Small* __restrict q, float* __restrict to) {
+  const Affine factors = affine_k(block, s);
+  scaled<32>(q, factors.scale, factors.offset, to);
 }
 
 void decode_q4_k(Bytes from, float* to) {
@@ -201,8 +214,7 @@ bool round_all(const float* from, Index count, std::uint16_t* to) {
   beyond = _mm_movemask_epi8(found);
 #endif
   for (; i < count; ++i) {
-    std::uint32_t bits;
-    std::memcpy(&bits, from + i, sizeof bits);
+    const std::uint32_t bits = bits_of(from[i]);
     beyond |= static_cast<std::int32_t>(bits & 0x7fffffffu) > LARGEST;
     to[i] = static_cast<std::uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
   }
@@ -215,21 +227,210 @@ bool all_finite(const std::uint16_t* values, Index count) {
   return (found & 0x8000u) == 0;
 }
 
+bool finite(Half factor) { return (factor & 0x7c00u) != 0x7c00u; }
+
+// Rounded to the nearest float16, ties to even.
+Half to_half(float value) {
+  const std::uint32_t bits = bits_of(value);
+  const std::uint32_t sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
+  std::uint32_t rounded;
+  if (magnitude > 0x7f800000u) {
+    rounded = 0x7e00u;
+  } else if (magnitude >= 0x477ff000u) {  // 65520 and more
+    rounded = 0x7c00u;
+  } else if (magnitude >= 0x38800000u) {
+    rounded = (magnitude + 0xfffu + (magnitude >> 13 & 1u) - 0x38000000u) >> 13;
+  } else {  // steps of 2^-24; the sum rounds to an integer
+    rounded = bits_of(as_float(magnitude) * 0x1p24f + 0x1p23f) & 0x7fffu;
+  }
+  return static_cast<Half>(sign | rounded);
+}
+
+float half_value(Half bits) { return half(reinterpret_cast<const unsigned char*>(&bits)); }
+
+constexpr int GROUP = static_cast<int>(DEPTH);
+
+// Numbers below 16 as 16 bytes: input j beside input 16 + j.
+void join_nibbles(const unsigned char* __restrict q, unsigned char* __restrict to) {
+  for (int j = 0; j < 16; ++j) to[j] = static_cast<unsigned char>(q[j] | q[16 + j] << 4);
+}
+
+// Sub-blocks lie in the halves of 32 bytes; wanted are the halves of one in 16.
+void split_nibbles(Bytes packed, int upper, unsigned char* __restrict to) {
+  unsigned char q[GROUP];
+  for (int i = 0; i < GROUP; ++i) q[i] = static_cast<unsigned char>(packed[i] >> 4 * upper & 15);
+  join_nibbles(q, to);
+}
+
+// The integers of one stored group, its scale and, where there is one, its offset.
+void kept_group(Kind kind, Encoding encoding, Bytes row, Index group, unsigned char* values,
+                Half* scale, Half* offset) {
+  Small q[GROUP];
+  const auto store = [&] { std::memcpy(values, q, sizeof q); };
+  if (kind == Kind::q4_k) {
+    const Bytes block = row + group / 8 * 144;
+    const int s = static_cast<int>(group % 8);
+    const Affine factors = affine_k(block, s);
+    split_nibbles(block + 16 + 32 * (s / 2), s % 2, values);
+    *scale = to_half(factors.scale);
+    *offset = to_half(factors.offset);
+    return;
+  }
+  const Bytes block = row + group * block_shape(kind).bytes;
+  *scale = half_bits(block);
+  switch (kind) {
+    case Kind::q8_0:
+      std::memcpy(values, block + 2, GROUP);
+      break;
+    case Kind::q5_0:
+      nibbles<16>(block + 6, 16, q);
+      fifth_bits(block + 2, q);
+      store();
+      break;
+    case Kind::q4_1:
+      *offset = half_bits(block + 2);
+      std::memcpy(values, block + 4, GROUP / 2);
+      break;
+    default:  // q4_0
+      if (encoding == Encoding::int4) {
+        std::memcpy(values, block + 2, GROUP / 2);
+      } else {
+        nibbles<16>(block + 2, 8, q);
+        store();
+      }
+  }
+}
+
+// Whether integers of that kind are kept as they are.
+bool keeps(Kind kind, Encoding encoding) {
+  switch (encoding) {
+    case Encoding::int8:
+      return kind == Kind::q8_0 || kind == Kind::q5_0 || kind == Kind::q4_0;
+    case Encoding::int4:
+      return kind == Kind::q4_0;
+    case Encoding::int4_offset:
+      return kind == Kind::q4_1 || kind == Kind::q4_k;
+    default:
+      return false;
+  }
+}
+
+// The largest of a group and the largest of its negatives, as the bits of floats: as integers they
+// are in order where they are positive.
+struct Extremes {
+  std::int32_t high;
+  std::int32_t low;
+};
+
+Extremes extremes(const float* __restrict x) {
+  std::int32_t bits[GROUP], high = INT32_MIN, low = INT32_MIN;
+  std::memcpy(bits, x, sizeof bits);
+  for (int i = 0; i < GROUP; ++i) {
+    const std::int32_t negative = bits[i] ^ INT32_MIN;
+    high = bits[i] > high ? bits[i] : high;
+    low = negative > low ? negative : low;
+  }
+  return {high, low};
+}
+
+// max |w| / 127, rounded up.
+Half scale8(Extremes of) {
+  const float exact = as_float(static_cast<std::uint32_t>(std::max(of.high, of.low))) / 127.0f;
+  const Half rounded = to_half(exact);
+  return static_cast<Half>(half_value(rounded) < exact ? rounded + 1 : rounded);
+}
+
+// w / -8 for the w of largest magnitude; 0 has no sign.
+Half scale4(Extremes of) {
+  const bool positive = of.high > of.low;
+  const float largest = as_float(static_cast<std::uint32_t>(positive ? of.high : of.low));
+  return to_half((positive ? largest : -largest) / -8.0f + 0.0f);
+}
+
+// x / scale rounded to nearest even, plus `zero`, kept within low … high.
+template <typename Element>
+void round_group(const float* __restrict x, float inverse, int zero, int low, int high,
+                 Element* __restrict to) {
+  for (int i = 0; i < GROUP; ++i) {
+    // 1.5 · 2^23: adding it rounds to an integer, in the low bits.
+    const std::uint32_t sum = bits_of(x[i] * inverse + 12582912.0f);
+    const int q = static_cast<int>(sum - 0x4b400000u) + zero;
+    to[i] = static_cast<Element>(q < low ? low : q > high ? high : q);
+  }
+}
+
+// Returns the scale.
+Half rounded_group(const float* x, Encoding encoding, unsigned char* values) {
+  const bool bytes = encoding == Encoding::int8;
+  const Half scale = bytes ? scale8(extremes(x)) : scale4(extremes(x));
+  const float wide = half_value(scale);
+  const float inverse = wide != 0.0f && finite(scale) ? 1.0f / wide : 0.0f;
+  if (bytes) {
+    Small q[GROUP];
+    round_group(x, inverse, 0, -127, 127, q);
+    std::memcpy(values, q, sizeof q);
+  } else {
+    unsigned char q[GROUP];
+    round_group(x, inverse, 8, 0, 15, q);
+    join_nibbles(q, values);
+  }
+  return scale;
+}
+
+// `count` elements from the first of a block on.
+void read_floats(Kind kind, Bytes from, Index count, float* to) {
+  if (kind == Kind::bf16) {
+    for (Index i = 0; i < count; ++i) {
+      to[i] = as_float(static_cast<std::uint32_t>(half_bits(from + 2 * i)) << 16);
+    }
+    return;
+  }
+  const Format& format = FORMATS[static_cast<int>(kind)];
+  format.decode(from, count / format.shape.elements, format.shape, to);
+}
+
 }  // namespace
 
 BlockShape block_shape(Kind kind) { return FORMATS[static_cast<int>(kind)].shape; }
 
-bool read_bf16(Kind kind, Bytes row, Index first, Index count, std::uint16_t* out) {
-  const Format& format = FORMATS[static_cast<int>(kind)];
-  const BlockShape shape = format.shape;
+bool packs_as(Kind kind, Encoding encoding) {
+  return encoding != Encoding::int4_offset || keeps(kind, encoding);
+}
+
+bool read_bf16(Kind kind, Bytes row, Index first, Index count, Bf16* out) {
+  const BlockShape shape = block_shape(kind);
   const Bytes from = row + first / shape.elements * shape.bytes;
   if (kind == Kind::bf16) {
     std::memcpy(out, from, static_cast<std::size_t>(count) * sizeof *out);
     return all_finite(out, count);
   }
   float floats[STRETCH];
-  format.decode(from, count / shape.elements, shape, floats);
+  read_floats(kind, from, count, floats);
   return round_all(floats, count, out);
+}
+
+bool read_integers(Kind kind, Encoding encoding, Bytes row, Index first, Index count,
+                   unsigned char* values, Half* scales, Half* offsets) {
+  const Index groups = (count + GROUP - 1) / GROUP;
+  const Index bytes = encoding == Encoding::int8 ? GROUP : GROUP / 2;
+  const bool kept = keeps(kind, encoding);
+  float floats[STRETCH];
+  if (!kept) {
+    const BlockShape shape = block_shape(kind);
+    read_floats(kind, row + first / shape.elements * shape.bytes, count, floats);
+    for (Index i = count; i < groups * GROUP; ++i) floats[i] = 0.0f;
+  }
+  bool sound = true;
+  for (Index g = 0; g < groups; ++g) {
+    unsigned char* const at = values + g * bytes;
+    if (kept) {
+      kept_group(kind, encoding, row, first / GROUP + g, at, scales + g, offsets + g);
+    } else {
+      scales[g] = rounded_group(floats + g * GROUP, encoding, at);
+    }
+    sound = sound && finite(scales[g]) && (encoding != Encoding::int4_offset || finite(offsets[g]));
+  }
+  return sound;
 }
 
 }  // namespace octavo

@@ -69,44 +69,88 @@ Index row_offset(const PackedView& view, Index row) {
 
 constexpr Index PIECE_ROWS = PANEL;
 
+constexpr Index LINE = 4 * PANEL;  // bytes from a word of a row to its next
+
 using Words = std::uint32_t[PIECE_ROWS][STRETCH / 2];
 
-// Pairs first … pairs - 1 of `count` rows. Two elements of a row are one word of the panel.
-void write_words(const Words& from, Index count, Index first, Index pairs, Bf16* const* to) {
-  for (Index pair = first; pair < pairs; ++pair) {
-    for (Index r = 0; r < count; ++r) {
-      std::memcpy(to[r] + pair * 2 * PANEL, &from[r][pair], sizeof from[r][pair]);
-    }
+// Words first … stop - 1 of `count` rows. A word is two elements of bfloat16, or four or eight
+// integers.
+void write_words(const Words& from, Index count, Index first, Index stop,
+                 unsigned char* const* to) {
+  for (Index word = first; word < stop; ++word) {
+    for (Index r = 0; r < count; ++r) std::memcpy(to[r] + word * LINE, &from[r][word], 4);
   }
 }
 
 #if defined(__SSE2__)
 // The same of the rows of one panel: four by four are transposed in registers. Returns how many
-// pairs are written.
-Index write_panel(const Words& from, Index pairs, Bf16* to) {
-  const auto row = [&](Index r, Index pair) {
-    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(&from[r][pair]));
+// words of each row are written.
+Index write_panel(const Words& from, Index stop, unsigned char* to) {
+  const auto row = [&](Index r, Index word) {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(&from[r][word]));
   };
-  Index pair = 0;
-  for (; pair + 4 <= pairs; pair += 4) {
+  Index word = 0;
+  for (; word + 4 <= stop; word += 4) {
     for (Index r = 0; r < PIECE_ROWS; r += 4) {
-      const __m128i a = row(r, pair), b = row(r + 1, pair);
-      const __m128i c = row(r + 2, pair), d = row(r + 3, pair);
+      const __m128i a = row(r, word), b = row(r + 1, word);
+      const __m128i c = row(r + 2, word), d = row(r + 3, word);
       const __m128i ab[] = {_mm_unpacklo_epi32(a, b), _mm_unpackhi_epi32(a, b)};
       const __m128i cd[] = {_mm_unpacklo_epi32(c, d), _mm_unpackhi_epi32(c, d)};
       for (int i = 0; i < 2; ++i) {
-        Bf16* const at = to + (pair + 2 * i) * 2 * PANEL + 2 * r;
+        unsigned char* const at = to + (word + 2 * i) * LINE + 4 * r;
         _mm_storeu_si128(reinterpret_cast<__m128i*>(at), _mm_unpacklo_epi64(ab[i], cd[i]));
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(at + 2 * PANEL),
-                         _mm_unpackhi_epi64(ab[i], cd[i]));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(at + LINE), _mm_unpackhi_epi64(ab[i], cd[i]));
       }
     }
   }
-  return pair;
+  return word;
 }
 #else
-Index write_panel(const Words&, Index, Bf16*) { return 0; }
+Index write_panel(const Words&, Index, unsigned char*) { return 0; }
 #endif
+
+constexpr Index STRETCH_GROUPS = STRETCH / DEPTH;
+
+struct Factors {
+  Half scales[STRETCH_GROUPS];
+  Half offsets[STRETCH_GROUPS];
+};
+
+void write_factors(const Transfer& job, Index row, Index first, Index count, const Factors& from) {
+  const PackedView& view = *job.view;
+  unsigned char* const panel = job.panels + panel_of(view, row) * view.panel_bytes;
+  const Index lane = lane_of(view, row);
+  for (Index g = 0; g < count; ++g) {
+    unsigned char* const to = panel + view.factors_at + (first + g) * view.factor_bytes;
+    std::memcpy(to + lane * 2, from.scales + g, 2);
+    if (view.encoding == Encoding::int4_offset) {
+      std::memcpy(to + (PANEL + lane) * 2, from.offsets + g, 2);
+    }
+  }
+}
+
+// Elements k … k + width - 1 of a row as words; the factors of integers go to their place.
+bool read_row(const Transfer& job, Index row, Index k, Index width, std::uint32_t* words) {
+  const EncodedRows& from = job.encoded;
+  const unsigned char* const bytes = from.bytes + row * from.row_bytes;
+  const Encoding encoding = job.view->encoding;
+  if (encoding == Encoding::bf16) {
+    if (width % 2 != 0) words[width / 2] = 0;
+    return read_bf16(from.kind, bytes, k, width, reinterpret_cast<Bf16*>(words));
+  }
+  Factors factors{};
+  const bool finite =
+      read_integers(from.kind, encoding, bytes, k, width, reinterpret_cast<unsigned char*>(words),
+                    factors.scales, factors.offsets);
+  write_factors(job, job.first + row, k / DEPTH, (width + DEPTH - 1) / DEPTH, factors);
+  return finite;
+}
+
+// How many words hold `width` elements of a row.
+Index words_of(const PackedView& view, Index width) {
+  if (view.encoding == Encoding::bf16) return (width + 1) / 2;
+  return (width + DEPTH - 1) / DEPTH * (view.group_bytes / LINE);
+}
 
 void write_encoded_rows(void* state, Index piece, int) {
   Transfer& job = *static_cast<Transfer*>(state);
@@ -114,23 +158,21 @@ void write_encoded_rows(void* state, Index piece, int) {
   const Index start = piece * PIECE_ROWS;
   const Index count = std::min(job.rows - start, PIECE_ROWS);
   Words words = {};
-  Bf16* target[PIECE_ROWS];
+  unsigned char* target[PIECE_ROWS];
   for (Index r = 0; r < count; ++r) {
-    target[r] = reinterpret_cast<Bf16*>(job.panels) + row_offset(view, job.first + start + r);
+    const Index row = job.first + start + r;
+    target[r] = job.panels + panel_of(view, row) * view.panel_bytes + lane_of(view, row) * 4;
   }
-  const bool whole = count == PIECE_ROWS && target[count - 1] - target[0] == 2 * (count - 1);
+  const bool whole = count == PIECE_ROWS && target[count - 1] - target[0] == 4 * (count - 1);
   bool finite = true;
   for (Index k = 0; k < view.columns; k += STRETCH) {
     const Index width = std::min(view.columns - k, STRETCH);
     for (Index r = 0; r < count; ++r) {
-      if (width % 2 != 0) words[r][width / 2] = 0;
-      const unsigned char* const row = job.encoded.bytes + (start + r) * job.encoded.row_bytes;
-      Bf16* const out = reinterpret_cast<Bf16*>(words[r]);
-      finite = read_bf16(job.encoded.kind, row, k, width, out) && finite;
+      finite = read_row(job, start + r, k, width, words[r]) && finite;
     }
-    const Index pairs = (width + 1) / 2;
-    write_words(words, count, whole ? write_panel(words, pairs, target[0]) : 0, pairs, target);
-    for (Index r = 0; r < count; ++r) target[r] += STRETCH * PANEL;
+    const Index stop = words_of(view, width);
+    write_words(words, count, whole ? write_panel(words, stop, target[0]) : 0, stop, target);
+    for (Index r = 0; r < count; ++r) target[r] += stop * LINE;
   }
   if (!finite) job.finite->store(false, std::memory_order_relaxed);
 }

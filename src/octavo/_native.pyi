@@ -21,7 +21,7 @@ class Backend:
     @property
     def threads(self) -> int: ...
     def pack(
-        self, matrices: list[tuple[int, U8]], columns: int, gated: bool
+        self, matrices: list[tuple[int, U8]], columns: int, encoding: int, gated: bool
     ) -> tuple[Packed, int]: ...
     def pack_quantised(
         self,

@@ -47,7 +47,7 @@ def test_wrong_arguments_are_named(ops: NativeOps) -> None:
         ops.embed(table, np.array([1], np.int64), out)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="must be bfloat16, not float32"):
         ops.pack(np.ones((6, 4), np.float32))
-    with pytest.raises(ValueError, match=r"have \[4, 5\] columns"):
+    with pytest.raises(ValueError, match="as many columns"):
         ops.pack([np.ones((6, width), ml_dtypes.bfloat16) for width in (4, 5)])
     with pytest.raises(ValueError, match="size 6 on axis 0, it has 7"):
         ops.pack_gated(*(np.ones((rows, 4), ml_dtypes.bfloat16) for rows in (6, 7)))

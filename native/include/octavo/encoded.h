@@ -1,7 +1,7 @@
 // Matrices as checkpoints encode them, on their way into panels.
 #pragma once
 
-#include "octavo/pool.h"
+#include "octavo/packed.h"
 
 namespace octavo {
 
@@ -27,9 +27,18 @@ struct EncodedRows {
 // Elements of a row that are read at a time; a multiple of every kind's block.
 constexpr Index STRETCH = 256;
 
-// Elements first … first + count - 1 of a row, as bfloat16 rounded to nearest even; `first` is a
-// multiple of STRETCH, `count` at most that. Returns whether all of them are finite; what becomes
-// of others is not said.
-bool read_bf16(Kind kind, const unsigned char* row, Index first, Index count, std::uint16_t* out);
+// Whether a matrix of that kind can be packed so. Offsets must be stored, they are not found.
+bool packs_as(Kind kind, Encoding encoding);
+
+// Elements first … first + count - 1 of a row; `first` is a multiple of STRETCH, `count` at most
+// that. Returns whether all of them are finite; what becomes of others is not said.
+
+// As bfloat16 rounded to nearest even.
+bool read_bf16(Kind kind, const unsigned char* row, Index first, Index count, Bf16* out);
+
+// As integers, padded with zeros to whole groups: their values and
+// factors as in `QuantisedRows`. Integers that are stored are kept if the encoding holds them.
+bool read_integers(Kind kind, Encoding encoding, const unsigned char* row, Index first, Index count,
+                   unsigned char* values, Half* scales, Half* offsets);
 
 }  // namespace octavo

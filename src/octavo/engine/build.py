@@ -83,7 +83,6 @@ def build(
         quantization=resolved.quantization,
         max_rows=resolved.ceilings.sequences,
         max_context=resolved.max_model_len,
-        threads=resolved.threads,
     )
     pool = KVStorage(layout, resolved.blocks)
     runner = ModelRunner(

@@ -89,13 +89,12 @@ def load_model(
     quantization: Quantization = "none",
     max_rows: int | None = None,
     max_context: int | None = None,
-    threads: int = 2,
 ) -> Model:
     """Load a model for steps of up to `max_tokens` tokens and `max_rows` logit rows.
 
     `source` is a path, or what `open_model` gave for it, which saves reading the headers again.
     `quantization` says in what form weights are kept (`weights.quantise`). `max_context` shortens
-    the context that the model allows. `threads` read and pack layers.
+    the context that the model allows.
 
     Cost     every tensor is read once and dropped once packed, so that memory peaks little above
              the packed weights.
@@ -104,9 +103,7 @@ def load_model(
     """
     opened = source if isinstance(source, OpenModel) else open_model(source)
     spec = opened.spec
-    weights = pack_weights(
-        spec, opened.names, opened.checkpoint, ops, quantization, threads=threads
-    )
+    weights = pack_weights(spec, opened.names, opened.checkpoint, ops, quantization)
     decoder = Decoder(
         spec,
         weights,

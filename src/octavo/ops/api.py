@@ -19,6 +19,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from octavo.units import ceil_div
+
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 I32 = npt.NDArray[np.int32]
@@ -168,15 +170,39 @@ class Quantised:
 
 
 @dataclass(frozen=True, slots=True)
+class Form:
+    """Bits of an element, and whether groups have offsets."""
+
+    bits: Literal[16, 8, 4]
+    offsets: bool = False
+
+    @property
+    def integer_bits(self) -> Literal[8, 4]:
+        assert self.bits != 16, "no integers"
+        return self.bits
+
+    def nbytes(self, rows: int, columns: int) -> int:
+        """What a matrix takes once packed."""
+        groups = ceil_div(columns, GROUP)
+        factors = 0 if self.bits == 16 else 4 if self.offsets else 2
+        return ceil_div(rows, PANEL) * PANEL * groups * (GROUP * self.bits // 8 + factors)
+
+
+BF16_FORM, INT8, INT4, INT4_OFFSETS = Form(16), Form(8), Form(4), Form(4, offsets=True)
+
+
+@dataclass(frozen=True, slots=True)
 class Encoded:
     """A matrix [N, K] as a checkpoint stores it, in one of the kinds of `octavo.ops.encodings`.
 
-    Packing rounds it to bfloat16, ties to even. `stored` uint8 [N, bytes of a row].
+    Packing brings it into `form`: rounds it to bfloat16, ties to even, or makes integers of it as
+    `octavo.ops.integers` says. `stored` uint8 [N, bytes of a row].
     """
 
     kind: str
     columns: int
     stored: U8
+    form: Form = BF16_FORM
 
     @property
     def rows(self) -> int:
@@ -187,10 +213,10 @@ Weight = BF16 | Encoded | Quantised
 
 
 class NotFinite(ValueError):
-    """A weight holds NaN, or what is infinite in bfloat16: number `part` of those stacked."""
+    """A weight holds NaN, or what is infinite in its form: number `part` of those stacked."""
 
     def __init__(self, part: int) -> None:
-        super().__init__(f"weight {part} holds NaN or infinite values in bfloat16")
+        super().__init__(f"weight {part} holds NaN or infinite values")
         self.part = part
 
 
@@ -229,16 +255,15 @@ class Ops(Protocol):
     def pack(self, weight: Weight | Sequence[Weight]) -> Packed:
         """Pack [N, K] for `linear` and `embed`; several are stacked along N. Any N, K ≥ 1.
 
-        Those that are stacked all become bfloat16, or are integers of as many bits and with offsets
-        or without.
+        Those that are stacked all take one form. A `Quantised` matrix goes with such alone.
 
-        Raises   NotFinite: an element of a matrix in bfloat16 is not.
+        Raises   NotFinite: an element, or the scale or offset of a group, is not.
         """
 
     def pack_gated(self, gate: Weight, up: Weight) -> Packed:
         """Pack two [F, K] matrices so that `linear(..., gated=act)` gives act(gate·x) · (up·x).
 
-        Raises   NotFinite: an element of a matrix in bfloat16 is not.
+        Raises   NotFinite, as `pack`.
         """
 
     def unpack(self, weight: Packed) -> BF16:

@@ -24,14 +24,14 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from octavo.ops.api import F16, Encoded, Quantised
+from octavo.ops.api import F16, INT4, INT4_OFFSETS, INT8, Encoded, Quantised
 
 U8 = npt.NDArray[np.uint8]
 F32 = npt.NDArray[np.float32]
 BF16 = npt.NDArray[Any]
 
 CHUNK_ELEMENTS = 64 * 1024
-"""Pieces whose temporaries stay near the core; smaller ones lose more time to the GIL."""
+"""Pieces whose temporaries stay near the core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +62,7 @@ def dequantize(kind: str, raw: U8) -> F32:
 
 
 def dequantize_bf16(kind: str, raw: U8) -> BF16:
-    """The same rounded to bfloat16, ties to even, and flat.
-
-    Cost     about 2 ns an element; numpy releases the GIL, so tensors can be read in parallel.
-    """
+    """The same rounded to bfloat16, ties to even, and flat."""
     if kind == "BF16":
         return raw.view(ml_dtypes.bfloat16)
     encoding = ENCODINGS[kind]
@@ -79,28 +76,17 @@ def dequantize_bf16(kind: str, raw: U8) -> BF16:
     return out.reshape(-1).view(ml_dtypes.bfloat16)
 
 
-def integers_of(kind: str, raw: U8, rows: int, columns: int) -> Quantised:
-    """The integers and factors of a matrix [rows, columns], of a kind in `INTEGERS`."""
-    blocks = raw.reshape(-1, ENCODINGS[kind].block_bytes)
-    bits, values, scales, offsets = INTEGERS[kind](blocks)
+def stored_integers(matrix: Encoded) -> Quantised:
+    """The integers and factors that a matrix of a kind in `STORED_FORMS` holds."""
+    blocks = matrix.stored.reshape(-1, ENCODINGS[matrix.kind].block_bytes)
+    bits, values, scales, offsets = INTEGERS[matrix.kind](blocks)
     return Quantised(
         bits,
-        columns,
-        np.ascontiguousarray(values).reshape(rows, -1),
-        scales.reshape(rows, -1),
-        None if offsets is None else offsets.reshape(rows, -1),
+        matrix.columns,
+        np.ascontiguousarray(values).reshape(matrix.rows, -1),
+        scales.reshape(matrix.rows, -1),
+        None if offsets is None else offsets.reshape(matrix.rows, -1),
     )
-
-
-def round_bf16(values: npt.NDArray[Any]) -> BF16:
-    """float32 or float16 values rounded to bfloat16, ties to even. NaN stays NaN."""
-    flat = values.reshape(-1)
-    out = np.empty(flat.size, np.uint16)
-    with np.errstate(invalid="ignore"):  # a signalling NaN in a damaged file: checked later
-        for start in range(0, flat.size, CHUNK_ELEMENTS):
-            chunk = flat[start : start + CHUNK_ELEMENTS].astype(np.float32, copy=False)
-            _round_into(chunk, out[start : start + CHUNK_ELEMENTS])
-    return out.reshape(values.shape).view(ml_dtypes.bfloat16)
 
 
 def _round_into(values: F32, out: npt.NDArray[np.uint16]) -> None:
@@ -284,6 +270,17 @@ INTEGERS: dict[str, Callable[[U8], Integers]] = {
     "Q4_1": _integers_q4_1,
     "Q4_K": _integers_q4_k,
 }
+
+STORED_FORMS = {
+    "Q8_0": INT8,
+    "Q5_0": INT8,
+    "Q4_0": INT4,
+    "Q4_1": INT4_OFFSETS,
+    "Q4_K": INT4_OFFSETS,
+}
+"""Encodings whose integers the kernels run. All are kept exactly but for Q4_K, whose scales are
+products that float16 rounds, by 2^-12 at most: an eighth of what bfloat16 makes of its weights."""
+
 
 ENCODINGS = {
     "F32": Encoding(1, 4, _decode_f32),

@@ -14,14 +14,19 @@ from octavo import _native
 from octavo.errors import ConfigError
 from octavo.ops.api import (
     BF16,
+    BF16_FORM,
     F32,
     I32,
+    INT4,
+    INT4_OFFSETS,
+    INT8,
     U8,
     U16,
     Activation,
     Batch,
     Draws,
     Encoded,
+    Form,
     KVPages,
     Norm,
     NotFinite,
@@ -38,6 +43,11 @@ GATES: dict[Activation | None, int] = {None: 0, "silu": 1, "gelu_tanh": 2}
 
 KINDS = {kind: number for number, kind in enumerate(ENCODINGS)}
 """In the order of `Kind` in encoded.h."""
+
+FORMS = {BF16_FORM: 0, INT8: 1, INT4: 2, INT4_OFFSETS: 3}
+"""As `Encoding` of packed.h counts them."""
+
+_UNLIKE = "weights that are stacked must have one encoding and as many columns"
 
 
 def available_sets() -> tuple[str, ...]:
@@ -88,20 +98,19 @@ class NativeOps:
             return self._pack_encoded([_encoded(part) for part in parts], gated=gated)
         kinds = {(part.columns, _encoding(part)) for part in quantised}
         if len(kinds) > 1 or len(quantised) < len(parts):
-            raise ValueError("weights that are stacked must have one encoding and as many columns")
+            raise ValueError(_UNLIKE)
         columns, encoding = kinds.pop()
         return self._backend.pack_quantised(
             [_arrays(part) for part in quantised], columns, encoding, gated
         )
 
     def _pack_encoded(self, parts: list[Encoded], *, gated: bool) -> Packed:
-        columns = {part.columns for part in parts}
-        if len(columns) > 1:
-            raise ValueError(
-                f"weights that are stacked have {sorted(columns)} columns, not as many"
-            )
+        kinds = {(part.columns, FORMS[part.form]) for part in parts}
+        if len(kinds) > 1:
+            raise ValueError(_UNLIKE)
+        columns, encoding = kinds.pop()
         packed, faulty = self._backend.pack(
-            [(KINDS[part.kind], part.stored) for part in parts], columns.pop(), gated
+            [(KINDS[part.kind], part.stored) for part in parts], columns, encoding, gated
         )
         if faulty >= 0:
             raise NotFinite(faulty)
@@ -176,8 +185,7 @@ def _encoded(weight: Weight) -> Encoded:
 
 
 def _encoding(weight: Quantised) -> int:
-    """As `Encoding` of packed.h counts them."""
-    return 1 if weight.bits == 8 else 2 if weight.offsets is None else 3
+    return FORMS[Form(weight.bits, weight.offsets is not None)]
 
 
 def _arrays(weight: Quantised) -> tuple[U8, U16, U16 | None]:

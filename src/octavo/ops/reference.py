@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from octavo.ops.api import (
     BF16,
+    BF16_FORM,
     F32,
     GROUP,
     I32,
@@ -34,6 +35,7 @@ from octavo.ops.api import (
     Weight,
 )
 from octavo.ops.encodings import rounded
+from octavo.ops.integers import integers_of
 
 Floats = npt.NDArray[Any]
 """float32 or float64, as the backend was asked to compute."""
@@ -116,6 +118,12 @@ class Matrix:
         return int(self.values.nbytes)
 
 
+def _is_quantised(weight: Weight) -> bool:
+    if isinstance(weight, Encoded):
+        return weight.form != BF16_FORM
+    return isinstance(weight, Quantised)
+
+
 class ReferenceOps:
     """`Ops` in numpy. Pools may hold bfloat16 or any other float dtype: writes round to it."""
 
@@ -128,19 +136,20 @@ class ReferenceOps:
 
     def pack(self, weight: Weight | Sequence[Weight]) -> Matrix:
         parts = [weight] if isinstance(weight, np.ndarray | Encoded | Quantised) else list(weight)
-        (quantised,) = {isinstance(part, Quantised) for part in parts}
-        widened = [self._widened(part) for part in parts]
-        if not quantised:
-            faulty = (n for n, part in enumerate(widened) if not np.isfinite(part).all())
-            if (first := next(faulty, None)) is not None:
-                raise NotFinite(first)
+        (quantised,) = {_is_quantised(part) for part in parts}
+        with np.errstate(invalid="ignore"):
+            widened = [self._widened(part) for part in parts]
+        faulty = (n for n, part in enumerate(widened) if not np.isfinite(part).all())
+        if (first := next(faulty, None)) is not None:
+            raise NotFinite(first)
         return Matrix(np.concatenate(widened), quantised)
 
     def _widened(self, weight: Weight) -> Floats:
+        if isinstance(weight, Encoded):
+            weight = rounded(weight) if weight.form == BF16_FORM else integers_of(weight)
         if isinstance(weight, Quantised):
             return weight.dequantised(self._dtype)
-        matrix = rounded(weight) if isinstance(weight, Encoded) else weight
-        widened: Floats = matrix.astype(self._dtype)
+        widened: Floats = weight.astype(self._dtype)
         return widened
 
     def pack_gated(self, gate: Weight, up: Weight) -> Matrix:

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from octavo.errors import ModelFileError, ModelNotFound
-from octavo.ops.api import Encoded, Quantised
-from octavo.ops.encodings import BF16, F32
+from octavo.ops.api import F32, Encoded
 
 SAMPLE_BYTES = 64
 
@@ -33,14 +32,8 @@ class Checkpoint(Protocol):
     def forget(self, name: str) -> None:
         """The tensor's bytes go out of this process's memory until they are read again."""
 
-    def bf16(self, name: str) -> BF16:
-        """The tensor in bfloat16, rounded to nearest even where it is stored wider."""
-
-    def f32(self, name: str, rows: slice = slice(None)) -> F32:
-        """The tensor, or some rows of it, in float32, every stored value exactly."""
-
-    def quantised(self, name: str) -> Quantised:
-        """The integers of a matrix of one of the kinds in `STORED_FORMS`."""
+    def f32(self, name: str) -> F32:
+        """The tensor in float32, every stored value exactly."""
 
     def fingerprint(self) -> str:
         """A digest of the headers, the sizes and a sample of each tensor's bytes."""

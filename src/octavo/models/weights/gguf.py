@@ -26,15 +26,8 @@ import numpy.typing as npt
 
 from octavo.errors import ModelFileError, ModelNotFound
 from octavo.models.weights.files import forget_bytes, map_file, sample_bytes
-from octavo.ops.api import Encoded, Quantised
-from octavo.ops.encodings import (
-    BF16,
-    ENCODINGS,
-    F32,
-    dequantize,
-    dequantize_bf16,
-    integers_of,
-)
+from octavo.ops.api import F32, Encoded
+from octavo.ops.encodings import ENCODINGS, dequantize
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -181,24 +174,13 @@ class GGUFFile:
         record = self.tensors[name]
         forget_bytes(self._parts[record.part], record.offset, record.nbytes)
 
-    def bf16(self, name: str) -> BF16:
-        """The tensor dequantised and rounded to bfloat16, ties to even."""
-        record = self.tensors[name]
-        return dequantize_bf16(record.kind, self.tensor_bytes(name)).reshape(record.shape)
-
     def kind(self, name: str) -> str:
         return self.tensors[name].kind
 
-    def f32(self, name: str, rows: slice = slice(None)) -> F32:
-        """The tensor, or some rows of it, dequantised to float32."""
+    def f32(self, name: str) -> F32:
+        """The tensor dequantised to float32."""
         record = self.tensors[name]
-        raw = self.tensor_bytes(name).reshape(record.shape[0], -1)[rows]
-        return dequantize(record.kind, raw).reshape(-1, *record.shape[1:])
-
-    def quantised(self, name: str) -> Quantised:
-        """The integers of a matrix of one of the kinds in `STORED_FORMS`."""
-        record = self.tensors[name]
-        return integers_of(record.kind, self.tensor_bytes(name), *record.shape)
+        return dequantize(record.kind, self.tensor_bytes(name)).reshape(record.shape)
 
     def fingerprint(self) -> str:
         """A digest of the headers, the sizes and a sample of each tensor's bytes."""

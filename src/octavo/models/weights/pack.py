@@ -5,10 +5,7 @@ has is another model, and is refused by that tensor's name.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Literal
 
 import numpy as np
 
@@ -17,22 +14,9 @@ from octavo.errors import ModelFileError
 from octavo.models.families.names import LayerNames, WeightNames
 from octavo.models.spec import ModelSpec
 from octavo.models.weights.files import Checkpoint
-from octavo.models.weights.quantise import (
-    BF16_FORM,
-    INT4,
-    INT8,
-    STORED_FORMS,
-    Form,
-    form_of,
-    quantise,
-    taken,
-    widened,
-)
-from octavo.ops.api import F32, Encoded, Norm, NotFinite, Ops, Packed, Quantised, Weight
+from octavo.models.weights.quantise import form_of
+from octavo.ops.api import F32, Encoded, Form, Norm, NotFinite, Ops, Packed, Weight
 from octavo.ops.encodings import rounded
-
-QUANTISED_ELEMENTS = 128 * 1024
-"""Of one piece: its temporaries stay near the core."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,26 +65,20 @@ def pack_weights(
     checkpoint: Checkpoint,
     ops: Ops,
     quantization: Quantization,
-    *,
-    threads: int,
 ) -> Weights:
     """Read, check and pack every tensor of `checkpoint`, in the forms of `quantization`.
 
-    Cost     matrices go from the mapped files into their panels; what has been packed is given up,
-             so that `threads` layers at most lie in memory twice.
+    Cost     matrices go from the mapped files into their panels, and what has been packed is given
+             up: one layer at most lies in memory twice.
     Raises   ModelFileError: a tensor is missing, left over, of another shape, or not finite.
     """
     reader = TensorReader(checkpoint, quantization)
     vocabulary = (spec.vocab_size, spec.hidden_size)
     reader.expect(names)
-    executor = ThreadPoolExecutor(threads, thread_name_prefix="octavo-load")
-    try:
-        embedding = executor.submit(_pack_table, reader, ops, names.embedding, vocabulary)
-        pack_layer = partial(_pack_layer, spec, reader, ops, names.interleaved_rotary)
-        layers = tuple(executor.map(pack_layer, names.layers))
-        table = embedding.result()
-    finally:
-        executor.shutdown(cancel_futures=True)
+    table = _pack_table(reader, ops, names.embedding, vocabulary)
+    layers = tuple(
+        _pack_layer(spec, reader, ops, names.interleaved_rotary, layer) for layer in names.layers
+    )
     final_norm = Norm(reader.vector(names.final_norm, spec.hidden_size), spec.norm_eps)
     head = table if names.head is None else _pack_table(reader, ops, names.head, vocabulary)
     return Weights(embedding=table, layers=layers, final_norm=final_norm, head=head)
@@ -177,11 +155,9 @@ def _pack_layer(
     return weights
 
 
-def halve_pairs(weight: Encoded | Quantised, heads: int) -> Encoded | Quantised:
+def halve_pairs(weight: Encoded, heads: int) -> Encoded:
     """Rows stored as rotary pairs (2i, 2i + 1) put back as halves (i, i + E / 2), head by head."""
     order = np.arange(weight.rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
-    if isinstance(weight, Quantised):
-        return taken(weight, order)
     return replace(weight, stored=weight.stored[order])
 
 
@@ -226,19 +202,10 @@ class TensorReader:
                 "place in the model that the configuration describes"
             )
 
-    def matrix(self, name: str, rows: int, columns: int, form: Form) -> Encoded | Quantised:
-        """The matrix in that form; what becomes bfloat16 is checked when it is packed.
-
-        Raises   ModelFileError: another shape, NaN or infinity.
-        """
+    def matrix(self, name: str, rows: int, columns: int, form: Form) -> Encoded:
+        """The matrix, to be packed in that form. Raises ModelFileError: it has another shape."""
         self._check_shape(name, (rows, columns))
-        if form == BF16_FORM:
-            return self._checkpoint.encoded(name)
-        matrix = self._integers(name, rows, columns, form)
-        for factors in (matrix.scales, matrix.offsets):
-            if factors is not None and not np.isfinite(factors).all():
-                raise self._not_finite(name)
-        return matrix
+        return replace(self._checkpoint.encoded(name), form=form)
 
     def packed(
         self,
@@ -256,26 +223,6 @@ class TensorReader:
         """These tensors are not needed any more."""
         for name in names:
             self._checkpoint.forget(name)
-
-    def _integers(self, name: str, rows: int, columns: int, form: Form) -> Quantised:
-        stored = STORED_FORMS.get(self._checkpoint.kind(name))
-        if stored == form:
-            return self._checkpoint.quantised(name)
-        if form == INT8 and stored == INT4:
-            return widened(self._checkpoint.quantised(name))
-        return self._rounded(name, rows, columns, form.integer_bits)
-
-    def _rounded(self, name: str, rows: int, columns: int, bits: Literal[8, 4]) -> Quantised:
-        """Some rows at a time, so that no whole matrix of floats is ever there."""
-        step = max(1, QUANTISED_ELEMENTS // columns)
-        parts = []
-        for start in range(0, rows, step):
-            floats = self._checkpoint.f32(name, slice(start, start + step))
-            if not np.isfinite(floats).all():
-                raise self._not_finite(name)
-            parts.append(quantise(floats, bits))
-        values = np.concatenate([part.values for part in parts])
-        return Quantised(bits, columns, values, np.concatenate([part.scales for part in parts]))
 
     def bias(self, name: str | None, size: int) -> F32 | None:
         return None if name is None else self.vector(name, size)

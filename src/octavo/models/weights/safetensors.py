@@ -23,8 +23,7 @@ import numpy.typing as npt
 
 from octavo.errors import ModelFileError, ModelNotFound
 from octavo.models.weights.files import forget_bytes, map_file, sample_bytes
-from octavo.ops.api import Encoded, Quantised
-from octavo.ops.encodings import BF16, F32, round_bf16
+from octavo.ops.api import F32, Encoded
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -107,21 +106,13 @@ class SafetensorsCheckpoint:
         tensor = self.tensors[name]
         forget_bytes(self._parts[tensor.part], tensor.offset, tensor.nbytes)
 
-    def bf16(self, name: str) -> BF16:
-        """The tensor in bfloat16, rounded to nearest even where it is stored wider."""
-        stored = self._stored(name)
-        return stored if stored.dtype == ml_dtypes.bfloat16 else round_bf16(stored)
-
     def kind(self, name: str) -> str:
         return self.tensors[name].dtype
 
-    def f32(self, name: str, rows: slice = slice(None)) -> F32:
-        """The tensor, or some rows of it, in float32, every stored value exactly."""
+    def f32(self, name: str) -> F32:
+        """The tensor in float32, every stored value exactly."""
         with np.errstate(invalid="ignore"):  # a signalling NaN in a damaged file: checked later
-            return self._stored(name)[rows].astype(np.float32)
-
-    def quantised(self, name: str) -> Quantised:
-        raise AssertionError(f"{name} is stored as floats")
+            return self._stored(name).astype(np.float32)
 
     def fingerprint(self) -> str:
         """A digest of the headers, the sizes and a sample of each tensor's bytes."""

@@ -84,4 +84,5 @@ NB_MODULE(_native, module) {
   bind_linear(backend);
   bind_rows(backend, module);
   bind_paging(backend);
+  bind_ceilings(backend);
 }

@@ -10,6 +10,8 @@ void argmax(const ArgmaxArgs&, Pool&);
 void draw(const DrawArgs&, Pool&);
 void rope_write_kv(const RopeArgs&, Pool&);
 void paged_attention(const AttentionArgs&, Pool&);
+double multiply(const CeilingArgs&, Pool&);
+void read(const CeilingArgs&, Pool&);
 
 extern const Kernels kernels;
 const Kernels kernels = {
@@ -20,6 +22,8 @@ const Kernels kernels = {
     .draw = draw,
     .rope_write_kv = rope_write_kv,
     .paged_attention = paged_attention,
+    .multiply = multiply,
+    .read = read,
 };
 
 }  // namespace octavo::OCTAVO_SET

@@ -66,6 +66,16 @@ struct DrawArgs {
   std::int32_t* out;          // [D]
 };
 
+// Loops that only multiply, or only read.
+struct CeilingArgs {
+  Encoding encoding;  // the products that are taken with such weights
+  const unsigned char* operands;
+  Index operand_bytes;
+  Index rounds;  // of each piece
+  Index pieces;
+  float* out;  // [pieces], what keeps the compiler from leaving a loop out
+};
+
 struct Kernels {
   void (*embed)(const EmbedArgs&, Pool&);
   void (*linear)(const LinearArgs&, Pool&);
@@ -74,6 +84,8 @@ struct Kernels {
   void (*draw)(const DrawArgs&, Pool&);
   void (*rope_write_kv)(const RopeArgs&, Pool&);
   void (*paged_attention)(const AttentionArgs&, Pool&);
+  double (*multiply)(const CeilingArgs&, Pool&);  // operations done; 0: there are no such products
+  void (*read)(const CeilingArgs&, Pool&);
 };
 
 }  // namespace octavo

@@ -35,11 +35,13 @@ from octavo.ops.api import (
     Rope,
     Weight,
 )
+from octavo.ops.costs import Form
 from octavo.ops.encodings import ENCODINGS
 
 ISA_VARIABLE = "OCTAVO_ISA"
 
 GATES: dict[Activation | None, int] = {None: 0, "silu": 1, "gelu_tanh": 2}
+FORMS: dict[Form, int] = {"bf16": 0, "int8": 1, "int4": 2}
 
 KINDS = {kind: number for number, kind in enumerate(ENCODINGS)}
 """In the order of `Kind` in encoded.h."""
@@ -171,6 +173,18 @@ class NativeOps:
 
     def take_rows(self, x: F32, rows: I32, out: F32) -> None:
         self._backend.take_rows(x, rows, out)
+
+    def multiply(self, form: Form, operands: U8, rounds: int, out: F32) -> float:
+        """Multiply and add on registers (tiles: out of `operands`), as `linear` does with weights
+        of this form; in `len(out)` pieces of so many rounds, each of which writes what it got.
+
+        Returns  the operations done; 0 if the instruction set has no such products.
+        """
+        return self._backend.multiply(operands, rounds, FORMS[form], out)
+
+    def read(self, operands: U8, out: F32) -> None:
+        """Read all of `operands` once, in `len(out)` pieces, each of which writes a sum."""
+        self._backend.read(operands, out)
 
 
 def _rows(batch: Batch) -> tuple[I32, I32, I32]:

@@ -1,0 +1,76 @@
+"""What this machine can do at most, measured: products and sums on registers, reading memory.
+
+A kernel is judged by its share of these, measured in the same run with the same threads and
+instruction set: figures of a shared machine drift by more than most changes are worth.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import cycle
+
+import numpy as np
+
+from octavo.ops.costs import Cost, Form
+from octavo.ops.native import FORMS, NativeOps
+
+FEWEST_CALLS = 5
+BUDGET_S = 1.0
+"""For each of the ceilings."""
+COLD_BYTES = 256 * 2**20
+"""More than caches hold."""
+SLICE_BYTES = 16 * 2**20
+"""Read by one call: short enough that some run undisturbed on a busy machine."""
+OPERAND_BYTES = 256 * 1024
+"""In the second-level cache, where matrix tiles are loaded from."""
+PIECES, ROUNDS = 16, 20_000
+"""Each thread takes several pieces, so that none waits long for the last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ceilings:
+    """All threads together. Units: bytes a second; for each form of the weights operations a
+    second, 0 where the instruction set has no such products."""
+
+    read_bytes_per_s: float
+    operations_per_s: Mapping[Form, float]
+
+    def floor_s(self, cost: Cost, form: Form = "bf16") -> float:
+        """The least that work of this cost takes: its bytes are read while it is computed."""
+        rate = self.operations_per_s.get(form, 0.0)
+        return max(cost.size_bytes / self.read_bytes_per_s, cost.operations / rate if rate else 0.0)
+
+
+def best_s(run: Callable[[], object], budget_s: float) -> float:
+    """The shortest of the calls that fit into the budget, after one that warms up.
+
+    On a shared machine the others measure its other users.
+    """
+    run()
+    times: list[float] = []
+    while len(times) < FEWEST_CALLS or sum(times) < budget_s:
+        started = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def measure_ceilings(ops: NativeOps, *, budget_s: float = BUDGET_S) -> Ceilings:
+    """Measure them with the threads and the instruction set of `ops`.
+
+    Cost     four times the budget, and 256 MiB while it runs.
+    """
+    operands = np.zeros(OPERAND_BYTES, np.uint8)
+    values = np.zeros((COLD_BYTES // SLICE_BYTES, SLICE_BYTES), np.uint8)
+    values += 1  # pages that nobody has written are one and the same
+    slices = cycle(values)
+    out = np.empty(PIECES * ops.threads, np.float32)
+
+    def rate(form: Form) -> float:
+        done = ops.multiply(form, operands, ROUNDS, out)
+        return done / best_s(lambda: ops.multiply(form, operands, ROUNDS, out), budget_s)
+
+    return Ceilings(
+        read_bytes_per_s=SLICE_BYTES / best_s(lambda: ops.read(next(slices), out), budget_s),
+        operations_per_s={form: rate(form) for form in FORMS},
+    )

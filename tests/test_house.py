@@ -23,7 +23,7 @@ ROWS = (
     ("models", "tiers", "observe", "simulate"),
     ("runtime",),
     ("engine",),
-    ("disagg", "cluster"),
+    ("bench", "disagg", "cluster"),
     ("serve",),
     ("cli",),
 )

@@ -1,14 +1,16 @@
-"""`octavo bench throughput`: the figures, and paged beside contiguous."""
+"""`octavo bench`: the figures, paged beside contiguous, medians of runs, records."""
 
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.text.vocabulary import metadata_of
 
-from octavo.cli import bench
+from octavo.bench import offline
 from octavo.cli.main import main
 from octavo.config import EngineConfig
 from octavo.core.block_manager import BlockManager
@@ -17,7 +19,10 @@ from octavo.core.prefix_cache import PrefixCache
 from octavo.core.scheduler import Scheduler
 from octavo.engine.build import Built
 from octavo.engine.door import Door
-from octavo.engine.engine import Engine
+from octavo.engine.engine import Engine, Observer
+from octavo.engine.params import SamplingParams
+from octavo.models.spec import ModelSpec, RopeSpec, full_attention
+from octavo.ops.ceilings import Ceilings
 from octavo.simulate.oracle import OracleRunner
 from octavo.text.tokenizer import Tokenizer
 
@@ -25,7 +30,37 @@ BLOCKS, BLOCK_SIZE, VOCABULARY = 60, 4, 250
 PREAMBLE = list(range(3, 15))
 
 
-def built_on_an_oracle(config: EngineConfig, *, slab_tokens: int | None = None) -> Built:
+SPEC = ModelSpec(
+    name="tiny",
+    architecture="llama",
+    vocab_size=VOCABULARY,
+    hidden_size=8,
+    layers=2,
+    heads=2,
+    kv_heads=1,
+    head_dim=4,
+    ffn_size=16,
+    norm_eps=1e-5,
+    activation="silu",
+    rope=RopeSpec(theta=1e4, dims=4),
+    max_context=512,
+    tied_embeddings=True,
+    qkv_bias=False,
+    output_bias=False,
+    ffn_bias=False,
+    groups=full_attention(2),
+    bos_id=None,
+    eos_ids=(),
+    stored_as="BF16",
+    fingerprint="",
+)
+NO_WEIGHTS: Any = None
+RATES = Ceilings(read_bytes_per_s=1e9, operations_per_s={"bf16": 1e9, "int8": 2e9, "int4": 3e9})
+
+
+def built_on_an_oracle(
+    config: EngineConfig, *, slab_tokens: int | None = None, observers: Sequence[Observer] = ()
+) -> Built:
     """What `build` gives, with a runner that needs no model."""
     manager = BlockManager(
         blocks=BLOCKS,
@@ -37,7 +72,15 @@ def built_on_an_oracle(config: EngineConfig, *, slab_tokens: int | None = None) 
     scheduler = Scheduler(manager, Limits(sequences=32, tokens=64, watermark_blocks=0))
     tokenizer = Tokenizer.from_gguf(metadata_of([]))
     door = Door(tokenizer, max_model_len=240, vocab_size=VOCABULARY)
-    return Built(Engine(scheduler, runner), door, None, None)  # type: ignore[arg-type]
+    resolved: Any = SimpleNamespace(weights_bytes=5000, quantization="none", threads=1, isa=None)
+    return Built(Engine(scheduler, runner, observers=observers), door, resolved, SPEC, NO_WEIGHTS)
+
+
+@pytest.fixture
+def oracle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines without a model, on a machine of known speed."""
+    monkeypatch.setattr(offline, "build", built_on_an_oracle)
+    monkeypatch.setattr(offline, "ceilings_for", lambda _: RATES)
 
 
 def workload(folder: Path, seed: int, requests: int = 24) -> tuple[Path, list[dict[str, Any]]]:
@@ -57,14 +100,13 @@ def workload(folder: Path, seed: int, requests: int = 24) -> tuple[Path, list[di
 
 
 def test_paged_beside_contiguous(
-    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, seed: int, oracle: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(bench, "build", built_on_an_oracle)
     path, entries = workload(tmp_path, seed)
     rows_file = tmp_path / "rows.json"
     argv = ["--workload", str(path), "--baseline", "contiguous", "--json", str(rows_file)]
     assert main(["bench", "throughput", *argv]) == 0
-    paged, slabs = json.loads(rows_file.read_text())
+    paged, slabs = json.loads(rows_file.read_text())["rows"]
 
     for row in (paged, slabs):
         assert row["workload"] == "mix"
@@ -95,12 +137,76 @@ def test_paged_beside_contiguous(
     assert f"{slabs['pool_utilisation']:.1%}" in table
 
 
+def test_a_record_says_what_was_measured_where_and_how(
+    tmp_path: Path, seed: int, oracle: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, entries = workload(tmp_path, seed)
+    results = tmp_path / "results.jsonl"
+    argv = ["--workload", str(path), "--runs", "3", "--json", "-", "--results", str(results)]
+    for _ in range(2):
+        assert main(["bench", "throughput", *argv, "--max-num-seqs", "32"]) == 0
+    first, second = (json.loads(line) for line in results.read_text().splitlines())
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [first, second]
+    assert first["benchmark"] == "throughput"
+    assert first["engine"].startswith("octavo ")
+    assert (first["runs"], first["settings"]) == (3, {"max_num_seqs": 32})
+    assert first["limits"] == {"read_gb_s": 1, "bf16_gops": 1, "int8_gops": 2, "int4_gops": 3}
+    assert first["machine"]["cores"] >= 1
+    [row], [spread] = first["rows"], first["spread"]
+    assert spread >= 1
+    # Weights: 2 layers of 8 · (16 + 8 + 3 · 16), a head of 8 · 250; no step is large enough to be
+    # bound by reading 5,000 bytes.
+    computed = row["prompt_tokens"] + row["output_tokens"] - len(entries)
+    least = 2 * row["output_tokens"] * 2000 / 1e9
+    most = 2 * (computed + row["recomputed_tokens"]) * 1152 / 1e9 + least
+    assert least < row["share_of_limit"] * row["wall_s"] < 1.5 * (most + row["steps"] * 5e-6)
+
+
+def test_latency_keeps_so_many_in_flight(
+    tmp_path: Path, seed: int, oracle: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, entries = workload(tmp_path, seed)
+    rows_file = tmp_path / "rows.json"
+    argv = ["--workload", str(path), "--concurrency", "1", "3", "--json", str(rows_file)]
+    assert main(["bench", "latency", *argv]) == 0
+    alone, three = json.loads(rows_file.read_text())["rows"]
+    assert (alone["in_flight"], alone["concurrency_max"]) == (1, 1)
+    assert (three["in_flight"], three["concurrency_max"]) == (3, 3)
+    assert alone["requests"] == three["requests"] == len(entries)
+    assert alone["steps"] > three["steps"]
+    table = capsys.readouterr().out
+    assert table.splitlines()[0].split() == ["at", "once", "1", "3"]
+    assert "TTFT p50 / p99" in table
+    assert "the machine in this run: reads 1.0 GB/s" in table
+
+
+def test_core_needs_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows_file = tmp_path / "rows.json"
+    argv = ["--sequences", "4", "9", "--steps", "5", "--runs", "2", "--json", str(rows_file)]
+    assert main(["bench", "core", *argv]) == 0
+    record = json.loads(rows_file.read_text())
+    sizes = [row for row in record["rows"] if "each_us" in row]
+    assert [(row["traffic"], row["sequences"]) for row in sizes] == [
+        ("decode", 4),
+        ("decode", 9),
+        ("mixed", 4),
+        ("mixed", 9),
+    ]
+    for row in sizes:
+        assert row["each_us"] == pytest.approx(row["both_us"] / row["sequences"])
+        assert min(row["plan_us"], row["commit_us"]) > 0
+    assert [row["many"] for row in record["rows"][4:]] == [1_000_000] * 2
+    table = capsys.readouterr().out.splitlines()
+    assert table[0].split() == ["sequences", "plan", "µs", "commit", "µs", "both", "µs", "each"]
+    assert len(table) == 7
+
+
 def test_utilisation_counts_filled_slots_of_the_blocks_held() -> None:
     engine = built_on_an_oracle(EngineConfig()).engine
     door = built_on_an_oracle(EngineConfig()).door
-    meter = bench._Meter(engine)
+    meter = offline._Meter(engine)
     for _ in range(2):  # the second shares three blocks of the first, and they count once
-        ticket = door.completion([*PREAMBLE, 50], bench.SamplingParams(max_tokens=3))
+        ticket = door.completion([*PREAMBLE, 50], SamplingParams(max_tokens=3))
         engine.submit(ticket.request)
         engine.step()
     meter.sample(2.0)
@@ -114,6 +220,8 @@ def test_utilisation_counts_filled_slots_of_the_blocks_held() -> None:
     ("argv", "says"),
     [
         (("--json", "{tmp}/no/such/rows.json"), "cannot write the figures to"),
+        (("--results", "{tmp}/no/such/lines"), "cannot write the figures to"),
+        (("--runs", "0"), "must be at least 1, not 0"),
         (("--baseline", "none"), "invalid choice"),
         (("--kv-cache-memory", "1KiB"), "kv_cache_memory"),
         (("--max-model-len", "40"), "do not fit into the context of 40"),
@@ -147,7 +255,7 @@ def test_the_demo_model_under_a_small_pool(
     given = ("--kv-cache-memory", "6MiB", "--threads", "2", "--baseline", "contiguous")
     argv = ["--workload", str(path), "--model", str(demo_model_path), "--json", str(rows_file)]
     assert main(["bench", "throughput", *argv, *given]) == 0
-    paged, slabs = json.loads(rows_file.read_text())
+    paged, slabs = json.loads(rows_file.read_text())["rows"]
     assert paged["output_tokens"] == sum(entry["output_len"] for entry in entries)
     assert paged["pool_utilisation"] > slabs["pool_utilisation"]
     assert paged["concurrency_max"] > slabs["concurrency_max"]

@@ -1,252 +1,328 @@
-"""`octavo bench throughput`: the same requests for every engine, and what they got.
+"""`octavo bench core | throughput | latency`: flags in, a table and a record out."""
 
-Greedy, end of sequence ignored, exact answer lengths. With `--baseline contiguous` the requests run
-a second time under one slab of the longest request's length each, with the same kernels and the
-same pool: only the reservation differs.
-"""
-
-import json
-import statistics
+import argparse
 import sys
-import time
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from octavo.cli.flags import SERVER_ONLY, add_engine_flags, engine_config
+from octavo.cli.tables import side_by_side, table
 from octavo.config import EngineConfig
-from octavo.core.events import Finished, Receipt, Refused
-from octavo.engine.build import build
-from octavo.engine.door import Ticket
-from octavo.engine.engine import Engine
-from octavo.engine.params import SamplingParams
-from octavo.errors import ConfigError, EngineError
-from octavo.simulate.workload import WorkItem, load_workload
+
+if TYPE_CHECKING:
+    from octavo.bench.core import CoreRow, PoolRow
+    from octavo.bench.offline import OfflineRow
+    from octavo.ops.ceilings import Ceilings
+
+DEFAULT_RUNS = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One run of one workload; utilisation, occupancy and concurrency are means over time."""
-
-    workload: str
-    reservation: str
-    requests: int
-    prompt_tokens: int
-    output_tokens: int
-    wall_s: float
-    output_tokens_per_s: float
-    total_tokens_per_s: float
-    ttft_p50_s: float
-    ttft_p99_s: float
-    tpot_p50_s: float
-    tpot_p99_s: float
-    pool_utilisation: float
-    """Token slots that hold KV, of those in blocks that sequences own."""
-    pool_utilisation_median: float
-    """The same at the median step."""
-    pool_occupancy: float
-    """Blocks owned, of all."""
-    concurrency_mean: float
-    concurrency_max: int
-    preemptions: int
-    recomputed_tokens: int
-    cache_hit_rate: float
-    steps: int
+def add_throughput_flags(parser: argparse.ArgumentParser) -> None:
+    _add_workload_flag(parser)
+    parser.add_argument(
+        "--baseline",
+        choices=("contiguous",),
+        help="run again with one slab of the maximum length for each request, for comparison",
+    )
+    add_runs_flag(parser, 1)
+    add_record_flags(parser)
+    add_engine_flags(parser, without=SERVER_ONLY)
 
 
-class _Meter:
-    """Means over time of what the pool holds, taken after each step."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._seconds = self._used = self._slots = self._owned = self._running = 0.0
-        self._utilisations: list[float] = []
-        self.most_running = 0
-
-    def sample(self, seconds: float) -> None:
-        scheduler = self._engine.scheduler
-        manager, running = scheduler.manager, scheduler.running
-        tables = [(sequence.computed, table) for sequence in running for table in sequence.tables]
-        slots = manager.pool.owned * manager.block_size
-        empty = sum(len(table) * manager.block_size - computed for computed, table in tables)
-        if slots:
-            self._utilisations.append((slots - empty) / slots)
-        self._seconds += seconds
-        self._slots += slots * seconds
-        self._used += (slots - empty) * seconds
-        self._owned += manager.pool.owned / manager.pool.total * seconds
-        self._running += len(running) * seconds
-        self.most_running = max(self.most_running, len(running))
-
-    def means(self) -> tuple[float, float, float]:
-        """(utilisation, occupancy, concurrency)"""
-        seconds = max(self._seconds, 1e-9)
-        return self._used / max(self._slots, 1e-9), self._owned / seconds, self._running / seconds
-
-    def median_utilisation(self) -> float:
-        """Of the steps after which any block was owned."""
-        return statistics.median(self._utilisations) if self._utilisations else 0.0
+def add_latency_flags(parser: argparse.ArgumentParser) -> None:
+    _add_workload_flag(parser)
+    parser.add_argument(
+        "--concurrency",
+        nargs="+",
+        type=positive,
+        default=[1, 8],
+        metavar="N",
+        help="so many requests at once, the next comes when one has ended (default: 1 8)",
+    )
+    add_runs_flag(parser, 1)
+    add_record_flags(parser)
+    add_engine_flags(parser, without=SERVER_ONLY)
 
 
-def run(arguments: Namespace, config: EngineConfig) -> int:
-    """Run every workload file, print a table, and write rows to `--json`; 0 if all went through.
+def add_core_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--sequences",
+        nargs="+",
+        type=positive,
+        default=[64, 256, 1024],
+        metavar="N",
+        help="so many run at once (default: 64 256 1024)",
+    )
+    parser.add_argument(
+        "--steps", type=positive, default=300, metavar="N", help="of each run (default: 300)"
+    )
+    add_runs_flag(parser, DEFAULT_RUNS)
+    add_record_flags(parser)
 
-    Raises   ConfigError: a workload cannot be read or does not fit, the rows cannot be written.
+
+def _add_workload_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--workload", nargs="+", type=Path, required=True, metavar="FILE", help="JSON workloads"
+    )
+
+
+def add_runs_flag(parser: argparse.ArgumentParser, default: int) -> None:
+    parser.add_argument(
+        "--runs",
+        type=positive,
+        default=default,
+        metavar="N",
+        help=f"figures are medians of so many runs (default: {default})",
+    )
+
+
+def add_record_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the record there too; - for stdout alone"
+    )
+    parser.add_argument(
+        "--results", type=Path, metavar="FILE", help="add the record to this file, as one line"
+    )
+
+
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
+    return value
+
+
+def throughput(arguments: Namespace) -> int:
+    """Run every workload file; 0 if all went through.
+
+    Raises   ConfigError: a workload cannot be read or does not fit, a file cannot be written.
     """
-    if arguments.json:
-        _write(arguments.json, "", mode="a")  # complains now, not after minutes of work
-    rows: list[Row] = []
+    config, _ = engine_config(arguments)
+    from octavo.bench.offline import measure
+    from octavo.simulate.workload import load_workload
+
+    cases: list[Callable[[], tuple[OfflineRow, Ceilings]]] = []
     for path in arguments.workload:
         items = load_workload(path)
-        rows.append(_measure(path.stem, items, config, slab_tokens=None))
-        if arguments.baseline == "contiguous":
-            longest = max(item.length for item in items)
-            rows.append(_measure(path.stem, items, config, slab_tokens=longest))
-    sys.stdout.write(_table(rows))
-    if arguments.json:
-        _write(arguments.json, json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+        longest = max(item.length for item in items)
+        slabs = [None, longest] if arguments.baseline == "contiguous" else [None]
+        cases += [
+            lambda name=path.stem, items=items, slab=slab: measure(  # type: ignore[misc]
+                name, items, config, slab_tokens=slab
+            )
+            for slab in slabs
+        ]
+    return _offline(arguments, config, "throughput", cases, _throughput_table)
+
+
+def latency(arguments: Namespace) -> int:
+    """Run every workload file at each concurrency.
+
+    Raises   as `throughput`.
+    """
+    config, _ = engine_config(arguments)
+    from octavo.bench.offline import measure
+    from octavo.simulate.workload import load_workload
+
+    cases: list[Callable[[], tuple[OfflineRow, Ceilings]]] = [
+        lambda name=path.stem, items=items, most=most: measure(  # type: ignore[misc]
+            name, items, config, in_flight=most
+        )
+        for path in arguments.workload
+        for items in [load_workload(path)]
+        for most in arguments.concurrency
+    ]
+    return _offline(arguments, config, "latency", cases, _latency_table)
+
+
+def _offline(
+    arguments: Namespace,
+    config: EngineConfig,
+    benchmark: str,
+    cases: "Sequence[Callable[[], tuple[OfflineRow, Ceilings]]]",
+    tabled: "Callable[[Sequence[OfflineRow]], str]",
+) -> int:
+    """Each case once a run, so that cases take turns; then the medians."""
+    from octavo.bench.record import limits_of, median_row, spread_of
+
+    check_record_flags(arguments)
+    runs = [[case() for case in cases] for _ in range(arguments.runs)]
+    found = [[row for row, _ in one_case] for one_case in zip(*runs, strict=True)]
+    rows = [median_row(one_case) for one_case in found]
+    limits = median_limits([limits_of(ceilings) for run in runs for _, ceilings in run])
+    finish(
+        arguments,
+        benchmark,
+        tabled(rows) + limits_line(limits),
+        rows,
+        settings=settings_of(config),
+        runs=arguments.runs,
+        spread=[spread_of([row.output_tokens_per_s for row in case]) for case in found],
+        limits=limits,
+    )
     return 0
 
 
-def _write(path: Path, text: str, mode: str = "w") -> None:
-    try:
-        with path.open(mode) as file:
-            file.write(text)
-    except OSError as error:
-        raise ConfigError(f"cannot write the figures to {path}: {error.strerror}") from error
+def core(arguments: Namespace) -> int:
+    """Microseconds of plan and commit; no model."""
+    from octavo.bench.core import FEW_BLOCKS, MANY_BLOCKS, measure_pools, measure_sizes
+    from octavo.bench.record import median_row, spread_of
+
+    check_record_flags(arguments)
+    runs = [measure_sizes(arguments.sequences, arguments.steps) for _ in range(arguments.runs)]
+    found = list(zip(*runs, strict=True))
+    rows = [median_row(case) for case in found]
+    pools = measure_pools(256, FEW_BLOCKS, MANY_BLOCKS, arguments.steps)
+    finish(
+        arguments,
+        "core",
+        _core_table(rows) + _pools_text(pools),
+        [*rows, *pools],
+        settings={"steps": arguments.steps},
+        runs=arguments.runs,
+        spread=[spread_of([row.both_us for row in case]) for case in found],
+    )
+    return 0
 
 
-def _measure(
-    name: str, items: Sequence[WorkItem], config: EngineConfig, *, slab_tokens: int | None
-) -> Row:
-    built = build(config, slab_tokens=slab_tokens)
-    tickets = [
-        built.door.completion(
-            item.prompt_token_ids,
-            SamplingParams(temperature=0.0, max_tokens=item.output_len, ignore_eos=True),
-        )
-        for item in items
-    ]
-    reservation = "paged" if slab_tokens is None else f"slabs of {slab_tokens}"
-    sys.stderr.write(f"{name}, {reservation}: {len(items):,} requests\n")
-    meter = _Meter(built.engine)
-    started = time.monotonic()
-    receipts = _drive(built.engine, meter, list(zip(items, tickets, strict=True)), started)
-    wall_s = time.monotonic() - started
-    return _row(name, reservation, receipts, wall_s, built.engine, meter)
+def check_record_flags(arguments: Namespace) -> None:
+    from octavo.bench.record import check_writable
+
+    check_writable(arguments.json, arguments.results)
 
 
-def _drive(
-    engine: Engine, meter: _Meter, work: list[tuple[WorkItem, Ticket]], started: float
-) -> list[Receipt]:
-    """Submit each request when it arrives, and step until all have ended."""
-    receipts: list[Receipt] = []
-    total, work = len(work), work[::-1]
-    while len(receipts) < total:
-        before = time.monotonic()
-        while work and work[-1][0].arrival_s <= before - started:
-            for event in engine.submit(work.pop()[1].request):
-                raise ConfigError(f"the workload does not fit: {getattr(event, 'message', event)}")
-        if engine.idle:
-            time.sleep(max(0.0, work[-1][0].arrival_s - (time.monotonic() - started)))
-            continue
-        for event in engine.step():
-            assert not isinstance(event, Refused)
-            if isinstance(event, Finished):
-                if event.reason != "length":
-                    raise EngineError(f"a request ended by {event.reason}: {event.message}")
-                receipts.append(event.receipt)
-        meter.sample(time.monotonic() - before)
-    return receipts
+def finish(
+    arguments: Namespace,
+    benchmark: str,
+    text: str,
+    rows: Sequence[Any],
+    *,
+    settings: dict[str, Any],
+    runs: int,
+    spread: Sequence[float] = (),
+    limits: dict[str, float] | None = None,
+) -> None:
+    """Print the table, and write the record where it is wanted."""
+    from octavo.bench.record import Record, engine_name, keep
+
+    alone = arguments.json is not None and str(arguments.json) == "-"
+    (sys.stderr if alone else sys.stdout).write(text)
+    record = Record(
+        benchmark=benchmark,
+        engine=engine_name(),
+        settings=settings,
+        runs=runs,
+        rows=[asdict(row) for row in rows],
+        spread=spread,
+        limits=limits,
+    )
+    keep(record, json_file=arguments.json, results=arguments.results)
 
 
-def _row(
-    name: str,
-    reservation: str,
-    receipts: Sequence[Receipt],
-    wall_s: float,
-    engine: Engine,
-    meter: _Meter,
-) -> Row:
-    prompt = sum(receipt.prompt_tokens for receipt in receipts)
-    output = sum(receipt.completion_tokens for receipt in receipts)
-    ttft = [_first(receipt) - receipt.arrival_s for receipt in receipts]
-    tpot = [
-        (receipt.finished_s - _first(receipt)) / (receipt.completion_tokens - 1)
-        for receipt in receipts
-        if receipt.completion_tokens > 1
-    ] or [0.0]
-    status = engine.status()
-    utilisation, occupancy, concurrency = meter.means()
-    return Row(
-        workload=name,
-        reservation=reservation,
-        requests=len(receipts),
-        prompt_tokens=prompt,
-        output_tokens=output,
-        wall_s=wall_s,
-        output_tokens_per_s=output / wall_s,
-        total_tokens_per_s=(prompt + output) / wall_s,
-        ttft_p50_s=_percentile(ttft, 50),
-        ttft_p99_s=_percentile(ttft, 99),
-        tpot_p50_s=_percentile(tpot, 50),
-        tpot_p99_s=_percentile(tpot, 99),
-        pool_utilisation=utilisation,
-        pool_utilisation_median=meter.median_utilisation(),
-        pool_occupancy=occupancy,
-        concurrency_mean=concurrency,
-        concurrency_max=meter.most_running,
-        preemptions=status.preemptions,
-        recomputed_tokens=status.tokens_recomputed,
-        cache_hit_rate=status.prefix_tokens_hit / max(status.prefix_tokens_queried, 1),
-        steps=status.steps,
+def settings_of(config: EngineConfig) -> dict[str, Any]:
+    """Those that are not as they would be by default."""
+    usual = asdict(EngineConfig())
+    return {name: value for name, value in asdict(config).items() if value != usual[name]}
+
+
+def median_limits(found: Sequence[dict[str, float]]) -> dict[str, float]:
+    from statistics import median
+
+    return {name: median(limits[name] for limits in found) for name in found[0]}
+
+
+def limits_line(limits: dict[str, float]) -> str:
+    return (
+        f"the machine in this run: reads {limits['read_gb_s']:.1f} GB/s; multiplies and adds"
+        f" {limits['bf16_gops']:.0f} G/s with bf16 weights, {limits['int8_gops']:.0f} with int8,"
+        f" {limits['int4_gops']:.0f} with int4\n"
     )
 
 
-def _first(receipt: Receipt) -> float:
-    assert receipt.first_token_s is not None, "it has answered"
-    return receipt.first_token_s
-
-
-def _percentile(values: Sequence[float], percent: int) -> float:
-    if len(values) == 1:
-        return values[0]
-    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
-
-
-def _table(rows: Sequence[Row]) -> str:
-    """One column a run, so that paged and contiguous stand side by side."""
-    lines: list[tuple[str, list[str]]] = [
+def _speed_lines(rows: "Sequence[OfflineRow]") -> list[tuple[str, list[str]]]:
+    """What both tables begin with."""
+    tokens = [f"{row.prompt_tokens:,} / {row.output_tokens:,}" for row in rows]
+    tpot = [f"{row.tpot_p50_s * 1e3:.1f} / {row.tpot_p99_s * 1e3:.1f} ms" for row in rows]
+    return [
         ("workload", [row.workload for row in rows]),
-        ("reservation", [row.reservation for row in rows]),
         ("requests", [f"{row.requests}" for row in rows]),
-        (
-            "prompt / output tokens",
-            [f"{row.prompt_tokens:,} / {row.output_tokens:,}" for row in rows],
-        ),
+        ("prompt / output tokens", tokens),
         ("wall", [f"{row.wall_s:.2f} s" for row in rows]),
         ("output tokens/s", [f"{row.output_tokens_per_s:.1f}" for row in rows]),
-        ("total tokens/s", [f"{row.total_tokens_per_s:.1f}" for row in rows]),
+        ("share of the limit", [f"{row.share_of_limit:.0%}" for row in rows]),
         ("TTFT p50 / p99", [f"{row.ttft_p50_s:.2f} / {row.ttft_p99_s:.2f} s" for row in rows]),
-        (
-            "TPOT p50 / p99",
-            [f"{row.tpot_p50_s * 1e3:.1f} / {row.tpot_p99_s * 1e3:.1f} ms" for row in rows],
-        ),
-        ("pool utilisation", [f"{row.pool_utilisation:.1%}" for row in rows]),
-        ("at the median step", [f"{row.pool_utilisation_median:.1%}" for row in rows]),
-        ("pool occupancy", [f"{row.pool_occupancy:.1%}" for row in rows]),
-        (
-            "concurrency mean / max",
-            [f"{row.concurrency_mean:.1f} / {row.concurrency_max}" for row in rows],
-        ),
-        ("preemptions", [f"{row.preemptions}" for row in rows]),
-        ("recomputed tokens", [f"{row.recomputed_tokens:,}" for row in rows]),
-        ("prefix cache hit rate", [f"{row.cache_hit_rate:.1%}" for row in rows]),
-        ("steps", [f"{row.steps:,}" for row in rows]),
+        ("TPOT p50 / p99", tpot),
     ]
-    label = max(len(name) for name, _ in lines)
-    width = max(len(cell) for _, cells in lines for cell in cells)
-    return "".join(
-        f"{name:<{label}}  " + "  ".join(f"{cell:>{width}}" for cell in cells) + "\n"
-        for name, cells in lines
+
+
+def _throughput_table(rows: "Sequence[OfflineRow]") -> str:
+    concurrency = [f"{row.concurrency_mean:.1f} / {row.concurrency_max}" for row in rows]
+    return side_by_side(
+        [
+            *_speed_lines(rows),
+            ("total tokens/s", [f"{row.total_tokens_per_s:.1f}" for row in rows]),
+            ("reservation", [row.reservation for row in rows]),
+            ("pool utilisation", [f"{row.pool_utilisation:.1%}" for row in rows]),
+            ("at the median step", [f"{row.pool_utilisation_median:.1%}" for row in rows]),
+            ("pool occupancy", [f"{row.pool_occupancy:.1%}" for row in rows]),
+            ("concurrency mean / max", concurrency),
+            ("preemptions", [f"{row.preemptions}" for row in rows]),
+            ("recomputed tokens", [f"{row.recomputed_tokens:,}" for row in rows]),
+            ("prefix cache hit rate", [f"{row.cache_hit_rate:.1%}" for row in rows]),
+            ("steps", [f"{row.steps:,}" for row in rows]),
+        ]
     )
+
+
+def _latency_table(rows: "Sequence[OfflineRow]") -> str:
+    at_once = ("at once", [f"{row.in_flight}" for row in rows])
+    return side_by_side([at_once, *_speed_lines(rows)])
+
+
+def _core_table(rows: "Sequence[CoreRow]") -> str:
+    return table(
+        [
+            [
+                f"{row.traffic:6} {row.sequences:>5}",
+                *(f"{us:.0f}" for us in (row.plan_us, row.commit_us, row.both_us)),
+                f"{row.each_us:.1f}",
+            ]
+            for row in rows
+        ],
+        ["sequences", "plan µs", "commit µs", "both µs", "each"],
+    )
+
+
+def _pools_text(rows: "Sequence[PoolRow]") -> str:
+    return "".join(
+        f"{row.traffic}, {row.sequences} sequences: a pool of {row.many:,} blocks takes"
+        f" {row.times:.2f} times what one of {row.few:,} takes\n"
+        for row in rows
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One of the things that `octavo bench` measures."""
+
+    name: str
+    help: str
+    add_flags: Callable[[argparse.ArgumentParser], None]
+    command: Callable[[Namespace], int]
+
+
+MEASURES = (
+    Measure("core", "microseconds to plan and to commit a step; no model", add_core_flags, core),
+    Measure(
+        "throughput", "tokens a second, TTFT, TPOT on workloads", add_throughput_flags, throughput
+    ),
+    Measure(
+        "latency",
+        "TTFT and TPOT of single requests and of several at once",
+        add_latency_flags,
+        latency,
+    ),
+)

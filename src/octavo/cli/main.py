@@ -1,4 +1,4 @@
-"""octavo serve | chat | generate | pull | bench | replay | explain | limits | cache
+"""octavo serve | chat | generate | pull | bench | profile | replay | explain | limits | cache
 
 Exit codes: 0 done; 2 bad input (one line on stderr says what); 1 Octavo failed; 130 Ctrl-C.
 A command imports what it needs when it runs, so that none waits for the libraries of another.
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from octavo import __version__
+from octavo.cli import bench, profile
 from octavo.cli.flags import (
     SERVER_ONLY,
     add_engine_flags,
@@ -125,19 +126,12 @@ def build_parser() -> argparse.ArgumentParser:
     pull = _add(commands, "pull", _pull, "fetch models into the cache; prints where they lie")
     pull.add_argument("models", nargs="*", default=["demo"], metavar="MODEL", help="default: demo")
 
-    bench = _add(commands, "bench", None, "measure")
-    measures = bench.add_subparsers(metavar="MEASURE", required=True, parser_class=_Parser)
-    throughput = _add(measures, "throughput", _bench, "tokens a second, TTFT, TPOT on workloads")
-    throughput.add_argument(
-        "--workload", nargs="+", type=Path, required=True, metavar="FILE", help="JSON workloads"
-    )
-    throughput.add_argument(
-        "--baseline",
-        choices=("contiguous",),
-        help="run again with one slab of the maximum length for each request, for comparison",
-    )
-    throughput.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
-    add_engine_flags(throughput, without=SERVER_ONLY)
+    benches = _add(commands, "bench", None, "measure")
+    measures = benches.add_subparsers(metavar="MEASURE", required=True, parser_class=_Parser)
+    for measure in bench.MEASURES:
+        measure.add_flags(_add(measures, measure.name, measure.command, measure.help))
+
+    profile.add_flags(_add(commands, "profile", profile.run, "tell where a step's time goes"))
 
     replay = _add(commands, "replay", _replay, "make every decision of a journal again, compare")
     replay.add_argument("file", type=Path, metavar="FILE", help="a journal, from --journal FILE")
@@ -218,13 +212,6 @@ def _pull(arguments: argparse.Namespace) -> int:
     for model in arguments.models:
         print(resolve_reference(model, progress=sys.stderr.isatty(), refresh=True), flush=True)
     return 0
-
-
-def _bench(arguments: argparse.Namespace) -> int:
-    config, _ = engine_config(arguments)
-    from octavo.cli import bench
-
-    return bench.run(arguments, config)
 
 
 def _replay(arguments: argparse.Namespace) -> int:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,9 @@ from octavo.models.loader import OpenModel, load_model, open_model
 from octavo.models.reference import resolve_reference
 from octavo.models.spec import ModelSpec
 from octavo.models.weights.gguf import GGUFFile
+from octavo.models.weights.pack import Weights
 from octavo.observe.journal import Journal
+from octavo.ops.api import Ops
 from octavo.ops.native import NativeOps
 from octavo.resolve import (
     ModelFacts,
@@ -47,6 +49,7 @@ class Built:
     door: Door
     resolved: Resolved
     spec: ModelSpec
+    weights: Weights
 
 
 def build(
@@ -55,10 +58,12 @@ def build(
     progress: bool = True,
     slab_tokens: int | None = None,
     observers: Sequence[Observer] = (),
+    wrap: Callable[[Ops], Ops] | None = None,
 ) -> Built:
     """Fetch the model if needed, size the pool, load the weights.
 
     With `slab_tokens` each sequence gets a slab of that many tokens and shares nothing: a baseline.
+    `wrap` puts something around the ops, to take their time say.
 
     Raises   SetupError of any kind: the message says what to change.
     """
@@ -68,8 +73,9 @@ def build(
     resolved = resolve(config, facts_of(opened, quantization_of(config)), read_machine())
     for line in boot_lines(resolved):
         logger.info("%s", line)
-    ops = NativeOps(threads=resolved.threads, isa=resolved.isa)
-    logger.info("kernels: %s, threads: %d", ops.name, ops.threads)
+    native = NativeOps(threads=resolved.threads, isa=resolved.isa)
+    logger.info("kernels: %s, threads: %d", native.name, native.threads)
+    ops = native if wrap is None else wrap(native)
     layout = spec.kv_layout(resolved.block_size)
     context = Context(model=spec.fingerprint, layout=f"{layout} {ops.name} {resolved.quantization}")
     swap = None if slab_tokens is not None else swap_setup(resolved)
@@ -104,6 +110,7 @@ def build(
         ),
         resolved=resolved,
         spec=spec,
+        weights=model.decoder.weights,
     )
 
 

@@ -1,6 +1,7 @@
 """Workload files: a JSON list of `{prompt_token_ids, output_len, arrival_s}`."""
 
 import json
+import random
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,19 @@ class WorkItem:
     @property
     def length(self) -> int:
         return len(self.prompt_token_ids) + self.output_len
+
+
+def uniform_workload(
+    requests: int, prompt: int, answer: int, *, vocabulary: int, seed: int = 1
+) -> tuple[WorkItem, ...]:
+    """So many requests at once, with random prompts and answers of these lengths."""
+    draw = random.Random(seed)
+    return tuple(
+        WorkItem(
+            prompt_token_ids=tuple(draw.choices(range(vocabulary), k=prompt)), output_len=answer
+        )
+        for _ in range(requests)
+    )
 
 
 def load_workload(path: Path) -> tuple[WorkItem, ...]:

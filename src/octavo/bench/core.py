@@ -1,16 +1,13 @@
 """What the scheduler costs: µs of plan and of commit, in decode steady state and in mixed traffic.
 
-    python benchmarks/core/plan_commit.py [--steps 300]
-
-The last lines compare 256 sequences in pools of 20,480 and of a million blocks, in turn by step.
 No model runs: a stand-in answers every span that samples with one token. Figures are medians of
 processor time, so that neighbours on the machine count little.
 """
 
-import argparse
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import count, islice
 from random import Random
 
@@ -23,12 +20,17 @@ from octavo.core.scheduler import Scheduler
 
 BLOCK_SIZE = 16
 SIZES = (64, 256, 1024)
+LEAST_BLOCKS = 1300
+"""Of a prompt of 600 tokens and an answer of 20,000."""
+FEW_BLOCKS, MANY_BLOCKS = 20_480, 1_000_000
 
 
 def scheduler_for(sequences: int, blocks: int = 0) -> Scheduler:
-    """One with 80 blocks a sequence, or as many as are asked for."""
+    """One with 80 blocks a sequence, but room for any request; or as many as are asked for."""
     cache = PrefixCache(block_size=BLOCK_SIZE)
-    manager = BlockManager(blocks=blocks or sequences * 80, block_size=BLOCK_SIZE, cache=cache)
+    manager = BlockManager(
+        blocks=blocks or max(80 * sequences, LEAST_BLOCKS), block_size=BLOCK_SIZE, cache=cache
+    )
     return Scheduler(manager, Limits(sequences=sequences, tokens=sequences + 512))
 
 
@@ -85,35 +87,61 @@ def mixed(scheduler: Scheduler) -> Times:
             yield times
 
 
-def ratio_to_a_million(traffic: Callable[[Scheduler], Times], steps: int) -> float:
-    """What a step costs in a pool of a million blocks, over what it costs in one of 20,480."""
-    pools = [traffic(scheduler_for(256, blocks)) for blocks in (20_480, 1_000_000)]
-    pairs = [[sum(next(times)) for times in pools] for _ in range(steps)]
-    return statistics.median(many / few for few, many in pairs)
+Traffic = Callable[[Scheduler], Times]
+TRAFFIC: dict[str, Traffic] = {"decode": steady, "mixed": mixed}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=300)
-    steps = parser.parse_args().steps
-    print(
-        f"{'traffic':8} {'sequences':>9} {'plan µs':>9} {'commit µs':>9} {'both µs':>9} {'each':>6}"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreRow:
+    """Medians of one run. Units: microseconds of processor time a step; `each_us` a sequence."""
+
+    traffic: str
+    sequences: int
+    plan_us: float
+    commit_us: float
+    both_us: float
+    each_us: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolRow:
+    """`times` what a step costs in a pool of `many` blocks, over what it costs in one of `few`."""
+
+    traffic: str
+    sequences: int
+    few: int
+    many: int
+    times: float
+
+
+def measure_sizes(sizes: Sequence[int], steps: int) -> list[CoreRow]:
+    """Both kinds of traffic with so many sequences at once."""
+    return [
+        _row(name, traffic, sequences, steps)
+        for name, traffic in TRAFFIC.items()
+        for sequences in sizes
+    ]
+
+
+def measure_pools(sequences: int, few: int, many: int, steps: int) -> list[PoolRow]:
+    """The same traffic in a small and in a large pool, in turn by step."""
+    rows = []
+    for name, traffic in TRAFFIC.items():
+        pools = [traffic(scheduler_for(sequences, blocks)) for blocks in (few, many)]
+        pairs = [[sum(next(times)) for times in pools] for _ in range(steps)]
+        times = statistics.median(large / small for small, large in pairs)
+        rows.append(PoolRow(traffic=name, sequences=sequences, few=few, many=many, times=times))
+    return rows
+
+
+def _row(name: str, traffic: Traffic, sequences: int, steps: int) -> CoreRow:
+    times = list(islice(traffic(scheduler_for(sequences)), steps))
+    both_us = statistics.median(plan + commit for plan, commit in times)
+    return CoreRow(
+        traffic=name,
+        sequences=sequences,
+        plan_us=statistics.median(plan for plan, _ in times),
+        commit_us=statistics.median(commit for _, commit in times),
+        both_us=both_us,
+        each_us=both_us / sequences,
     )
-    for name, traffic in (("decode", steady), ("mixed", mixed)):
-        for sequences in SIZES:
-            times = list(islice(traffic(scheduler_for(sequences)), steps))
-            plan, commit, both = (
-                statistics.median(column)
-                for column in ([p for p, _ in times], [c for _, c in times], map(sum, times))
-            )
-            print(
-                f"{name:8} {sequences:9} {plan:9.0f} {commit:9.0f} {both:9.0f}"
-                f" {both / sequences:9.1f}"
-            )
-    for name, traffic in (("decode", steady), ("mixed", mixed)):
-        ratio = ratio_to_a_million(traffic, steps)
-        print(f"{name:8} {256:9} in a pool of a million blocks: {ratio:.2f} times the cost")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,25 @@
+"""The traffic that the core is measured with is what it says."""
+
+from itertools import islice
+
+from octavo.bench.core import TRAFFIC, measure_pools, scheduler_for
+
+
+def test_decode_is_decode_and_mixed_is_mixed() -> None:
+    demands: dict[str, list[int]] = {}
+    for name, traffic in TRAFFIC.items():
+        scheduler = scheduler_for(6)
+        times = list(islice(traffic(scheduler), 40))
+        assert len(times) == 40
+        assert all(plan > 0 and commit > 0 for plan, commit in times)
+        assert len(scheduler.running) >= 4
+        demands[name] = [sequence.demand for sequence in scheduler.running]
+        assert bool(scheduler.waiting) == (name == "mixed")
+    assert set(demands["decode"]) == {1}
+
+
+def test_pools_are_compared_step_by_step() -> None:
+    decode, mixed = measure_pools(4, 1400, 4000, steps=5)
+    assert (decode.traffic, mixed.traffic) == ("decode", "mixed")
+    assert (decode.few, decode.many) == (1400, 4000)
+    assert decode.times > 0

@@ -23,8 +23,8 @@ ROWS = (
     ("models", "tiers", "observe", "simulate"),
     ("runtime",),
     ("engine",),
-    ("bench", "disagg", "cluster"),
-    ("serve",),
+    ("disagg", "cluster"),
+    ("bench", "serve"),
     ("cli",),
 )
 ROW = {part: index for index, row in enumerate(ROWS) for part in row}

@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from octavo.ops import costs
 from octavo.ops.api import (
     BF16,
@@ -56,7 +54,7 @@ class MeasuredOps:
         return self._ops.name
 
     def pack(self, weight: Weight | Sequence[Weight]) -> Packed:
-        parts = [weight] if isinstance(weight, np.ndarray | Quantised) else list(weight)
+        parts = list(weight) if isinstance(weight, Sequence) else [weight]
         return self._known(self._ops.pack(parts), parts[0])
 
     def pack_gated(self, gate: Weight, up: Weight) -> Packed:

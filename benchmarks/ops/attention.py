@@ -11,12 +11,12 @@ import argparse
 import time
 from collections.abc import Callable
 
-import ml_dtypes
 import numpy as np
 
-from octavo.ops.api import F32, Batch, KVLayout, KVPages
+from octavo.bench.ops import AttentionCase
+from octavo.ops.api import KVLayout
+from octavo.ops.ceilings import measure_ceilings
 from octavo.ops.native import NativeOps
-from octavo.units import ceil_div
 
 
 def median_s(run: Callable[[], object], repeats: int) -> float:
@@ -30,58 +30,6 @@ def median_s(run: Callable[[], object], repeats: int) -> float:
     return float(np.median(times))
 
 
-def read_gb_s() -> float:
-    """The speed at which BLAS, with all its threads, reads an array that no cache holds."""
-    values = np.ones(64 * 2**20, np.float32)
-    return values.nbytes / median_s(lambda: values.dot(values), 7) / 1e9
-
-
-class Case:
-    """Sequences of one context length in a filled pool, their last `rows` positions to compute; the
-    first `shared` positions are in the same blocks."""
-
-    def __init__(
-        self,
-        rng: np.random.Generator,
-        layout: KVLayout,
-        *,
-        heads: int,
-        sequences: int,
-        context: int,
-        rows: int,
-        shared: int = 0,
-    ) -> None:
-        count = ceil_div(context, layout.block_size)
-        blocks = sequences * count
-        filling = rng.standard_normal(2**16, np.float32).astype(ml_dtypes.bfloat16)
-        self.pool = np.resize(filling, (blocks, *layout.shape))
-        self.table = rng.permutation(blocks).astype(np.int32).reshape(sequences, count)
-        self.table[:, : shared // layout.block_size] = self.table[0, : shared // layout.block_size]
-        width = (heads + 2 * layout.kv_heads) * layout.head_dim
-        self.qkv: F32 = rng.standard_normal((sequences * rows, width), np.float32)
-        self.out = np.empty((sequences * rows, heads * layout.head_dim), np.float32)
-        self.layout = layout
-        self.batch = Batch(
-            tokens=np.zeros(sequences * rows, np.int32),
-            positions=np.tile(np.arange(context - rows, context, dtype=np.int32), sequences),
-            query_start=np.arange(0, sequences * rows + 1, rows, dtype=np.int32),
-            context=np.full(sequences, context, np.int32),
-            tables=(self.table,),
-            logit_rows=np.zeros(0, np.int32),
-        )
-        positions = self.batch.positions.astype(np.int64) + 1
-        self.kv_bytes = 4 * layout.head_dim * layout.kv_heads * sequences * context
-        self.operations = int(4 * layout.head_dim * heads * positions.sum())
-
-    def step(self, ops: NativeOps) -> None:
-        """One call for each layer."""
-        for layer in range(self.layout.layers):
-            pages = KVPages(pool=self.pool, layout=self.layout, layer=layer, table=self.table)
-            ops.paged_attention(
-                self.qkv, self.batch, pages, self.out, scale=self.layout.head_dim**-0.5
-            )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=2)
@@ -90,17 +38,17 @@ def main() -> None:
     asked = parser.parse_args()
     ops = NativeOps(threads=asked.threads, isa=asked.isa)
     rng = np.random.default_rng()
-    limit = read_gb_s()
-    print(f"{ops.name}, {asked.threads} threads; BLAS dot reads {limit:.1f} GB/s")
+    limit = measure_ceilings(ops).read_bytes_per_s / 1e9
+    print(f"{ops.name}, {asked.threads} threads; the machine reads {limit:.1f} GB/s")
 
-    def measure(block_size: int, layers: int, **case: int) -> tuple[float, Case]:
+    def measure(block_size: int, layers: int, **case: int) -> tuple[float, AttentionCase]:
         layout = KVLayout(
             layers=layers,
             kv_heads=case.pop("kv_heads"),
             head_dim=case.pop("head_dim"),
             block_size=block_size,
         )
-        made = Case(rng, layout, **case)
+        made = AttentionCase(rng, layout, **case)
         return median_s(lambda: made.step(ops), asked.repeats), made
 
     print("\ndecode      blocks of   GB/s   of limit")
@@ -123,7 +71,7 @@ def main() -> None:
                 context=context,
                 rows=1,
             )
-            speed = case.kv_bytes * case.layout.layers / taken / 1e9
+            speed = case.cost.size_bytes * case.layout.layers / taken / 1e9
             print(f"{block_size:>21} {speed:>6.1f} {speed / limit:>9.0%}")
 
     print("\nprefill     blocks of  GFLOP/s a thread")
@@ -145,7 +93,7 @@ def main() -> None:
                 context=context,
                 rows=rows,
             )
-            print(f"{block_size:>21} {case.operations / taken / 1e9 / asked.threads:>8.1f}")
+            print(f"{block_size:>21} {case.cost.operations / taken / 1e9 / asked.threads:>8.1f}")
     compare_shared(ops, rng, asked.repeats)
 
 
@@ -163,7 +111,7 @@ def compare_shared(ops: NativeOps, rng: np.random.Generator, repeats: int) -> No
     ):
         layout = KVLayout(layers=4, kv_heads=kv_heads, head_dim=head_dim, block_size=16)
         sizes = {"heads": heads, "sequences": sequences, "context": prefix + own, "rows": 1}
-        cases = [Case(rng, layout, shared=shared, **sizes) for shared in (0, prefix)]
+        cases = [AttentionCase(rng, layout, shared=shared, **sizes) for shared in (0, prefix)]
         times = [
             [median_s(lambda c=case: c.step(ops), 1) for case in cases] for _ in range(repeats)
         ]

@@ -1,54 +1,24 @@
-"""`linear` beside the machine's ceilings and, if PyTorch is installed, beside `F.linear`.
+"""`linear` at the shapes of several models beside the machine's limits and, with PyTorch, beside
+`F.linear`.
 
     python benchmarks/ops/linear.py [--threads 2] [--isa avx2] [--shapes smol,qwen,llama]
-        [--weights bf16,int8,int4]
+        [--weights bf16,int8,int4] [--torch]
 
-For each matrix of a few models, each number of rows and each form of the weights: GFLOP/s (of
-integers: GOP/s), GB/s of weights, and the larger of the two ratios to what the machine can do
-(products and sums on registers; reading memory), measured in this run with as many threads; beside
-it how much quicker than bfloat16. The forms take turns, so that they meet the same machine. Weights
-cycle through copies that no cache holds. The best of several calls: on a shared machine the
-others measure its other users.
+What `octavo bench ops` prints of one model, with one more column: how much quicker a form of the
+weights is than the first. The forms take turns, so that they meet the same machine.
 """
 
 import argparse
-import ctypes
-import subprocess
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import cycle
-from pathlib import Path
-from typing import Literal
 
 import numpy as np
-from ml_dtypes import bfloat16
 
-from octavo.ops.api import GROUP, Activation, Quantised, Weight
-from octavo.ops.native import NativeOps
+from octavo.bench.ops import COLD_BYTES, LinearCase, Shape
+from octavo.ops.ceilings import best_s, measure_ceilings
+from octavo.ops.native import FORMS, NativeOps
 
 ROWS = (1, 8, 32, 64, 128, 512)
-LOOPS = {"bf16": "multiply_add", "int8": "multiply_bytes", "int4": "multiply_nibbles"}
-"""Forms of the weights, and the loop that says what registers allow."""
-COLD_BYTES = 128 * 2**20
-FEWEST_CALLS, BUDGET_S = 5, 0.3
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    name: str
-    outputs: int
-    inputs: int
-    gated: bool = False
-
-    @property
-    def weights(self) -> int:
-        return self.outputs * self.inputs * (2 if self.gated else 1)
-
-
+BUDGET_S = 0.3
 SHAPES = {
     "smol": (
         Shape("qkv", 960, 576),
@@ -72,88 +42,6 @@ SHAPES = {
 }
 
 
-def best_s(run: Callable[[], object], budget_s: float = BUDGET_S) -> float:
-    """The shortest of the calls that fit into the budget, after one that warms up."""
-    run()
-    times: list[float] = []
-    while len(times) < FEWEST_CALLS or sum(times) < budget_s:
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return min(times)
-
-
-@contextmanager
-def compiled() -> Iterator[ctypes.CDLL]:
-    """The loops of ceilings.cc, built for this machine."""
-    source = Path(__file__).with_name("ceilings.cc")
-    with tempfile.TemporaryDirectory() as folder:
-        library = Path(folder) / "ceilings.so"
-        options = ["-O3", "-march=native", "-shared", "-fPIC", "-o", str(library)]
-        subprocess.run(["c++", *options, str(source)], check=True)
-        yield ctypes.CDLL(str(library))
-
-
-def ceilings(threads: int) -> tuple[dict[str, float], float]:
-    """GFLOP/s or GOP/s on registers for each form of the weights, and GB/s of reading: the sums
-    over `threads` that run at once.
-
-    In pieces of a fraction of a millisecond, so that some run undisturbed on a busy machine.
-    """
-    slices, floats, rounds = 64, 2**20, 100_000
-    values = np.ones((threads, slices, floats), np.float32)
-    with compiled() as loops, ThreadPoolExecutor(threads) as pool:
-
-        def total(rate: Callable[[int], float]) -> float:
-            return sum(pool.map(rate, range(threads))) / 1e9
-
-        def on_registers(name: str) -> float:
-            loop = getattr(loops, name)
-            loop.restype = ctypes.c_double
-            operations: float = loop(ctypes.c_int64(1)) * rounds
-            count = ctypes.c_int64(rounds)
-            return total(lambda _: operations / best_s(lambda: loop(count), 1))
-
-        def read_rate(thread: int) -> float:
-            count = ctypes.c_int64(floats)
-            parts = cycle([ctypes.c_void_p(part.ctypes.data) for part in values[thread]])
-            size_bytes: int = values[thread, 0].nbytes
-            return size_bytes / best_s(lambda: loops.read_floats(next(parts), count), 1)
-
-        rates = {form: on_registers(name) for form, name in LOOPS.items()}
-        return rates, total(read_rate)
-
-
-def weight_of(form: str, rng: np.random.Generator, shape: Shape) -> Weight:
-    """Random weights: speed does not depend on them."""
-    if form == "bf16":
-        return rng.standard_normal((shape.outputs, shape.inputs), np.float32).astype(bfloat16)
-    bits: Literal[8, 4] = 8 if form == "int8" else 4
-    groups = shape.inputs // GROUP
-    values = rng.integers(0, 256, (shape.outputs, groups * GROUP * bits // 8), np.uint8)
-    return Quantised(bits, shape.inputs, values, np.ones((shape.outputs, groups), np.float16))
-
-
-class Timed:
-    """`linear` with one matrix in one form."""
-
-    def __init__(self, ops: NativeOps, shape: Shape, form: str, rng: np.random.Generator) -> None:
-        copies = max(1, min(64, COLD_BYTES // (2 * shape.weights)))
-        weight = weight_of(form, rng, shape)
-        packed = [
-            ops.pack_gated(weight, weight) if shape.gated else ops.pack(weight)
-            for _ in range(copies)
-        ]
-        self._ops, self._shape, self._rng, self._packed = ops, shape, rng, cycle(packed)
-        self.nbytes = packed[0].nbytes
-
-    def seconds(self, rows: int) -> float:
-        x = self._rng.standard_normal((rows, self._shape.inputs), np.float32)
-        out = np.empty((rows, self._shape.outputs), np.float32)
-        gated: Activation | None = "silu" if self._shape.gated else None
-        return best_s(lambda: self._ops.linear(x, next(self._packed), out, gated=gated))
-
-
 def time_torch(shape: Shape, rows: int, threads: int, dtype: str) -> float | None:
     """`F.linear` alone, without the activation; None if PyTorch is not installed."""
     try:
@@ -168,7 +56,7 @@ def time_torch(shape: Shape, rows: int, threads: int, dtype: str) -> float | Non
     x = torch.randn(rows, shape.inputs).to(kind)
     with torch.no_grad():
         linear = torch.nn.functional.linear
-        return best_s(lambda: linear(x, next(weights)))
+        return best_s(lambda: linear(x, next(weights)), BUDGET_S)
 
 
 def main() -> None:
@@ -177,27 +65,27 @@ def main() -> None:
     parser.add_argument("--isa", default=None)
     parser.add_argument("--shapes", default="smol")
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
-    parser.add_argument("--weights", default=",".join(LOOPS))
+    parser.add_argument("--weights", default=",".join(FORMS))
     parser.add_argument("--torch", action="store_true", help="time F.linear too, in both dtypes")
     chosen = parser.parse_args()
     ops = NativeOps(threads=chosen.threads, isa=chosen.isa)
     rng = np.random.default_rng(7)
-    peaks, bandwidth = ceilings(chosen.threads)
-    limits = ", ".join(f"{form} {peak:.0f}" for form, peak in peaks.items())
-    print(f"{ops.name}, {ops.threads} threads; ceilings in G/s: {limits}; {bandwidth:.1f} GB/s")
+    ceilings = measure_ceilings(ops)
+    limits = ", ".join(f"{f} {rate / 1e9:.0f}" for f, rate in ceilings.operations_per_s.items())
+    reads = ceilings.read_bytes_per_s / 1e9
+    print(f"{ops.name}, {ops.threads} threads; limits in G/s: {limits}; {reads:.1f} GB/s")
     for model in chosen.shapes.split(","):
         for shape in SHAPES[model]:
-            timed = {form: Timed(ops, shape, form, rng) for form in chosen.weights.split(",")}
+            cases = [LinearCase(ops, shape, form, rng) for form in chosen.weights.split(",")]
             for rows in map(int, chosen.rows.split(",")):
-                seconds = {form: matrix.seconds(rows) for form, matrix in timed.items()}
-                first = next(iter(seconds.values()))
-                for form, own in seconds.items():
-                    rate = 2 * rows * shape.weights / own / 1e9
-                    gb = timed[form].nbytes / own / 1e9
-                    share = max(rate / peaks[form] if peaks[form] else 0, gb / bandwidth)
+                timed = [case.time(rows, BUDGET_S) for case in cases]
+                first, _ = timed[0]
+                for case, (own, cost) in zip(cases, timed, strict=True):
                     print(
-                        f"{model:6} {shape.name:9} M={rows:<4} {form:5} {own * 1e6:9.0f} us"
-                        f" {rate:7.1f} G/s {gb:6.1f} GB/s {share:5.0%} {first / own:5.2f}x"
+                        f"{model:6} {shape.name:9} M={rows:<4} {case.form:5} {own * 1e6:9.0f} us"
+                        f" {cost.operations / own / 1e9:7.1f} G/s"
+                        f" {cost.size_bytes / own / 1e9:6.1f} GB/s"
+                        f" {ceilings.floor_s(cost, case.form) / own:5.0%} {first / own:5.2f}x"
                     )
                 for dtype in ("float32", "bfloat16") if chosen.torch else ():
                     other = time_torch(shape, rows, chosen.threads, dtype)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from octavo.errors import ConfigError
-from octavo.simulate.workload import load_workload
+from octavo.simulate.workload import WorkItem, load_workload, shifted, uniform_workload
 
 
 def written(tmp_path: Path, content: object) -> Path:
@@ -53,3 +53,24 @@ def test_what_is_wrong_is_named(tmp_path: Path, content: object, message: str) -
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.json"):
         load_workload(tmp_path / "nowhere.json")
+
+
+def test_a_uniform_workload_repeats_itself() -> None:
+    few = uniform_workload(3, 5, 2, vocabulary=9)
+    assert [(len(item.prompt_token_ids), item.output_len) for item in few] == [(5, 2)] * 3
+    assert all(0 <= token < 9 for item in few for token in item.prompt_token_ids)
+    assert uniform_workload(3, 5, 2, vocabulary=9) == few
+    assert uniform_workload(3, 5, 2, vocabulary=9, seed=2) != few
+
+
+def test_shifted_ids_begin_alike_where_they_did_and_nowhere_else() -> None:
+    items = tuple(
+        WorkItem(prompt_token_ids=(7, 30, 2, last), output_len=last, arrival_s=last / 2)
+        for last in (4, 40)
+    )
+    assert shifted(items, 0) == items
+    one, other = shifted(items, 1)
+    assert one.prompt_token_ids[:3] == other.prompt_token_ids[:3]
+    assert one.prompt_token_ids[0] != items[0].prompt_token_ids[0]
+    assert all(0 <= token <= 40 for token in one.prompt_token_ids + other.prompt_token_ids)
+    assert (one.output_len, other.arrival_s) == (4, 20.0)

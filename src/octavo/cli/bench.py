@@ -1,98 +1,41 @@
-"""`octavo bench core | throughput | latency`: flags in, a table and a record out."""
+"""`octavo bench ops | core | throughput | latency | serve`: flags in, a table and a record out."""
 
 import argparse
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from octavo.cli.flags import SERVER_ONLY, add_engine_flags, engine_config
-from octavo.cli.tables import side_by_side, table
-from octavo.config import EngineConfig
+from octavo.cli.bench_flags import (
+    add_core_flags,
+    add_latency_flags,
+    add_ops_flags,
+    add_serve_flags,
+    add_throughput_flags,
+)
+from octavo.cli.figures import (
+    attention_table,
+    core_table,
+    latency_table,
+    limits_line,
+    linear_table,
+    pools_text,
+    serve_table,
+    throughput_table,
+)
+from octavo.cli.flags import engine_config, given_flags
+from octavo.config import RULES, EngineConfig, flag_of
+from octavo.errors import ConfigError
 
 if TYPE_CHECKING:
-    from octavo.bench.core import CoreRow, PoolRow
+    from octavo.bench.load import ServeRow, Targets
     from octavo.bench.offline import OfflineRow
     from octavo.ops.ceilings import Ceilings
 
-DEFAULT_RUNS = 3
-
-
-def add_throughput_flags(parser: argparse.ArgumentParser) -> None:
-    _add_workload_flag(parser)
-    parser.add_argument(
-        "--baseline",
-        choices=("contiguous",),
-        help="run again with one slab of the maximum length for each request, for comparison",
-    )
-    add_runs_flag(parser, 1)
-    add_record_flags(parser)
-    add_engine_flags(parser, without=SERVER_ONLY)
-
-
-def add_latency_flags(parser: argparse.ArgumentParser) -> None:
-    _add_workload_flag(parser)
-    parser.add_argument(
-        "--concurrency",
-        nargs="+",
-        type=positive,
-        default=[1, 8],
-        metavar="N",
-        help="so many requests at once, the next comes when one has ended (default: 1 8)",
-    )
-    add_runs_flag(parser, 1)
-    add_record_flags(parser)
-    add_engine_flags(parser, without=SERVER_ONLY)
-
-
-def add_core_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--sequences",
-        nargs="+",
-        type=positive,
-        default=[64, 256, 1024],
-        metavar="N",
-        help="so many run at once (default: 64 256 1024)",
-    )
-    parser.add_argument(
-        "--steps", type=positive, default=300, metavar="N", help="of each run (default: 300)"
-    )
-    add_runs_flag(parser, DEFAULT_RUNS)
-    add_record_flags(parser)
-
-
-def _add_workload_flag(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--workload", nargs="+", type=Path, required=True, metavar="FILE", help="JSON workloads"
-    )
-
-
-def add_runs_flag(parser: argparse.ArgumentParser, default: int) -> None:
-    parser.add_argument(
-        "--runs",
-        type=positive,
-        default=default,
-        metavar="N",
-        help=f"figures are medians of so many runs (default: {default})",
-    )
-
-
-def add_record_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write the record there too; - for stdout alone"
-    )
-    parser.add_argument(
-        "--results", type=Path, metavar="FILE", help="add the record to this file, as one line"
-    )
-
-
-def positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
-    return value
+TARGETS = {"ttft_target", "tpot_target"}
+"""Settings that mean something for a server that runs already."""
 
 
 def throughput(arguments: Namespace) -> int:
@@ -115,7 +58,7 @@ def throughput(arguments: Namespace) -> int:
             )
             for slab in slabs
         ]
-    return _offline(arguments, config, "throughput", cases, _throughput_table)
+    return _offline(arguments, config, "throughput", cases, throughput_table)
 
 
 def latency(arguments: Namespace) -> int:
@@ -135,7 +78,7 @@ def latency(arguments: Namespace) -> int:
         for items in [load_workload(path)]
         for most in arguments.concurrency
     ]
-    return _offline(arguments, config, "latency", cases, _latency_table)
+    return _offline(arguments, config, "latency", cases, latency_table)
 
 
 def _offline(
@@ -166,6 +109,110 @@ def _offline(
     return 0
 
 
+def ops(arguments: Namespace) -> int:
+    """Kernels alone, at the shapes of a model, whose weights are not read, or at given ones.
+
+    Raises   SetupError of any kind: the model or the instruction set cannot be used.
+    """
+    config, _ = engine_config(arguments)
+    from octavo.bench.ops import Shape, measure_attention, measure_linear, shapes_of
+    from octavo.bench.record import limits_of, median_row, spread_of
+    from octavo.models.loader import open_model
+    from octavo.models.reference import resolve_reference
+    from octavo.ops.ceilings import measure_ceilings
+    from octavo.ops.native import NativeOps
+    from octavo.resolve import read_machine
+
+    check_record_flags(arguments)
+    backend = NativeOps(threads=config.threads or read_machine().cores, isa=config.isa)
+    if arguments.matrix:
+        spec, shapes = None, [Shape(f"{k},{n}", n, k) for k, n in arguments.matrix]
+    else:
+        spec = open_model(resolve_reference(config.model)).spec
+        shapes = list(shapes_of(spec))
+    matrices, attention, limits = [], [], []
+    for _ in range(arguments.runs):
+        ceilings = measure_ceilings(backend)
+        limits.append(limits_of(ceilings))
+        matrices.append(
+            measure_linear(backend, shapes, arguments.weights, arguments.rows, ceilings)
+        )
+        if spec is not None:
+            layout = spec.kv_layout(config.block_size)
+            attention.append(
+                measure_attention(backend, layout, spec.heads, arguments.contexts, ceilings)
+            )
+    found = list(zip(*matrices, strict=True)), list(zip(*attention, strict=True))
+    linear_rows, attention_rows = ([median_row(case) for case in kind] for kind in found)
+    finish(
+        arguments,
+        "ops",
+        f"{backend.name}, {backend.threads} threads\n"
+        + linear_table(linear_rows)
+        + attention_table(attention_rows)
+        + limits_line(median_limits(limits)),
+        [*linear_rows, *attention_rows],
+        settings=settings_of(config),
+        runs=arguments.runs,
+        spread=[spread_of([row.us for row in case]) for kind in found for case in kind],
+        limits=median_limits(limits),
+    )
+    return 0
+
+
+def serve(arguments: Namespace) -> int:
+    """Load a server over HTTP: the one at `--url`, or one that has the settings given here.
+
+    Raises   RequestError: there is no server; ConfigError: it does not start, a file cannot be
+             read or written, settings are given for a server that has its own.
+    """
+    config, _ = engine_config(arguments)
+    from octavo.bench.load import Targets, own_server
+
+    check_record_flags(arguments)
+    targets = Targets(ttft_s=config.ttft_target, tpot_s=config.tpot_target)
+    if arguments.url is None:
+        with own_server(given_flags(arguments)) as url:
+            return _load(arguments, url, targets, settings_of(config))
+    others = [name for name in vars(arguments) if name in RULES and name not in TARGETS]
+    if others:
+        flag = flag_of(others[0])
+        raise ConfigError(f"{flag}: the server at {arguments.url} has its own settings; leave out")
+    return _load(arguments, arguments.url, targets, {"url": arguments.url})
+
+
+def _load(arguments: Namespace, url: str, targets: "Targets", settings: dict[str, Any]) -> int:
+    from octavo.bench.load import arrivals, run_closed, run_open, serve_row, server_at, warm_up
+    from octavo.bench.record import median_row, spread_of
+    from octavo.simulate.workload import load_workload, shifted
+
+    loads = [(path.stem, load_workload(path)) for path in arguments.workload]
+    server = server_at(url)
+    warm_up(server, loads[0][1])
+    at_once, rate = arguments.concurrency, arguments.rate
+    came = f"{at_once} at once" if at_once else f"{rate:g} a second" if rate else "as in the file"
+    found: list[list[ServeRow]] = [[] for _ in loads]
+    for run in range(arguments.runs):
+        for (name, items), rows in zip(loads, found, strict=True):
+            fresh = shifted(items, run)
+            if at_once:
+                timings = run_closed(server, fresh, at_once)
+            else:
+                timings = run_open(server, fresh, arrivals(fresh, rate, seed=run + 1))
+            rows.append(serve_row(name, came, timings, targets))
+    rows = [median_row(one_case) for one_case in found]
+    finish(
+        arguments,
+        "serve",
+        serve_table(rows),
+        rows,
+        settings={"model": server.model, **settings},
+        runs=arguments.runs,
+        spread=[spread_of([row.output_tokens_per_s for row in case]) for case in found],
+    )
+    return 1 if any(row.errors for case in found for row in case) else 0
+
+
 def core(arguments: Namespace) -> int:
     """Microseconds of plan and commit; no model."""
     from octavo.bench.core import FEW_BLOCKS, MANY_BLOCKS, measure_pools, measure_sizes
@@ -179,7 +226,7 @@ def core(arguments: Namespace) -> int:
     finish(
         arguments,
         "core",
-        _core_table(rows) + _pools_text(pools),
+        core_table(rows) + pools_text(pools),
         [*rows, *pools],
         settings={"steps": arguments.steps},
         runs=arguments.runs,
@@ -229,79 +276,7 @@ def settings_of(config: EngineConfig) -> dict[str, Any]:
 
 
 def median_limits(found: Sequence[dict[str, float]]) -> dict[str, float]:
-    from statistics import median
-
     return {name: median(limits[name] for limits in found) for name in found[0]}
-
-
-def limits_line(limits: dict[str, float]) -> str:
-    return (
-        f"the machine in this run: reads {limits['read_gb_s']:.1f} GB/s; multiplies and adds"
-        f" {limits['bf16_gops']:.0f} G/s with bf16 weights, {limits['int8_gops']:.0f} with int8,"
-        f" {limits['int4_gops']:.0f} with int4\n"
-    )
-
-
-def _speed_lines(rows: "Sequence[OfflineRow]") -> list[tuple[str, list[str]]]:
-    """What both tables begin with."""
-    tokens = [f"{row.prompt_tokens:,} / {row.output_tokens:,}" for row in rows]
-    tpot = [f"{row.tpot_p50_s * 1e3:.1f} / {row.tpot_p99_s * 1e3:.1f} ms" for row in rows]
-    return [
-        ("workload", [row.workload for row in rows]),
-        ("requests", [f"{row.requests}" for row in rows]),
-        ("prompt / output tokens", tokens),
-        ("wall", [f"{row.wall_s:.2f} s" for row in rows]),
-        ("output tokens/s", [f"{row.output_tokens_per_s:.1f}" for row in rows]),
-        ("share of the limit", [f"{row.share_of_limit:.0%}" for row in rows]),
-        ("TTFT p50 / p99", [f"{row.ttft_p50_s:.2f} / {row.ttft_p99_s:.2f} s" for row in rows]),
-        ("TPOT p50 / p99", tpot),
-    ]
-
-
-def _throughput_table(rows: "Sequence[OfflineRow]") -> str:
-    concurrency = [f"{row.concurrency_mean:.1f} / {row.concurrency_max}" for row in rows]
-    return side_by_side(
-        [
-            *_speed_lines(rows),
-            ("total tokens/s", [f"{row.total_tokens_per_s:.1f}" for row in rows]),
-            ("reservation", [row.reservation for row in rows]),
-            ("pool utilisation", [f"{row.pool_utilisation:.1%}" for row in rows]),
-            ("at the median step", [f"{row.pool_utilisation_median:.1%}" for row in rows]),
-            ("pool occupancy", [f"{row.pool_occupancy:.1%}" for row in rows]),
-            ("concurrency mean / max", concurrency),
-            ("preemptions", [f"{row.preemptions}" for row in rows]),
-            ("recomputed tokens", [f"{row.recomputed_tokens:,}" for row in rows]),
-            ("prefix cache hit rate", [f"{row.cache_hit_rate:.1%}" for row in rows]),
-            ("steps", [f"{row.steps:,}" for row in rows]),
-        ]
-    )
-
-
-def _latency_table(rows: "Sequence[OfflineRow]") -> str:
-    at_once = ("at once", [f"{row.in_flight}" for row in rows])
-    return side_by_side([at_once, *_speed_lines(rows)])
-
-
-def _core_table(rows: "Sequence[CoreRow]") -> str:
-    return table(
-        [
-            [
-                f"{row.traffic:6} {row.sequences:>5}",
-                *(f"{us:.0f}" for us in (row.plan_us, row.commit_us, row.both_us)),
-                f"{row.each_us:.1f}",
-            ]
-            for row in rows
-        ],
-        ["sequences", "plan µs", "commit µs", "both µs", "each"],
-    )
-
-
-def _pools_text(rows: "Sequence[PoolRow]") -> str:
-    return "".join(
-        f"{row.traffic}, {row.sequences} sequences: a pool of {row.many:,} blocks takes"
-        f" {row.times:.2f} times what one of {row.few:,} takes\n"
-        for row in rows
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +290,7 @@ class Measure:
 
 
 MEASURES = (
+    Measure("ops", "kernels alone, beside what the machine can do", add_ops_flags, ops),
     Measure("core", "microseconds to plan and to commit a step; no model", add_core_flags, core),
     Measure(
         "throughput", "tokens a second, TTFT, TPOT on workloads", add_throughput_flags, throughput
@@ -325,4 +301,5 @@ MEASURES = (
         add_latency_flags,
         latency,
     ),
+    Measure("serve", "load over HTTP: TTFT, TPOT, goodput, errors", add_serve_flags, serve),
 )

@@ -57,6 +57,20 @@ def engine_config(arguments: argparse.Namespace) -> tuple[EngineConfig, Sources]
     return load_config(given, os.environ, Path(file) if file else None)
 
 
+def given_flags(arguments: argparse.Namespace) -> list[str]:
+    """The engine flags of a command as another may be given them."""
+    given = {name: value for name, value in vars(arguments).items() if name in RULES}
+    file = [] if arguments.config_file is None else [f"--config={arguments.config_file}"]
+    return file + [
+        f"{flag_of(name)}={value}" if not isinstance(value, bool) else _switch(name, value)
+        for name, value in given.items()
+    ]
+
+
+def _switch(name: str, on: bool) -> str:
+    return flag_of(name) if on else flag_of(name).replace("--", "--no-", 1)
+
+
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     """What an API caller may ask of an answer, under the same names."""
     group = parser.add_argument_group("sampling")

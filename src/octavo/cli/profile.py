@@ -5,13 +5,9 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from octavo.cli.bench import (
-    add_record_flags,
-    check_record_flags,
-    finish,
-    limits_line,
-    settings_of,
-)
+from octavo.cli.bench import check_record_flags, finish, settings_of
+from octavo.cli.bench_flags import add_record_flags
+from octavo.cli.figures import limits_line
 from octavo.cli.flags import SERVER_ONLY, add_engine_flags, engine_config
 from octavo.cli.tables import table
 from octavo.errors import ConfigError

@@ -2,13 +2,15 @@
 
 import json
 import random
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from octavo.errors import ConfigError
 
 MAX_ARRIVAL_S = 1e6
+SHIFT = 7919
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +36,21 @@ def uniform_workload(
             prompt_token_ids=tuple(draw.choices(range(vocabulary), k=prompt)), output_len=answer
         )
         for _ in range(requests)
+    )
+
+
+def shifted(items: Sequence[WorkItem], times: int) -> tuple[WorkItem, ...]:
+    """The same lengths and the same common beginnings, with other ids each time: a run that repeats
+    another finds nothing of it cached."""
+    top = max(max(item.prompt_token_ids) for item in items) + 1
+    return tuple(
+        replace(
+            item,
+            prompt_token_ids=tuple(
+                (token + SHIFT * times) % top for token in item.prompt_token_ids
+            ),
+        )
+        for item in items
     )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from octavo.bench.ops import COLD_BYTES, LinearCase, Shape
 from octavo.ops.ceilings import best_s, measure_ceilings
-from octavo.ops.native import FORMS, NativeOps
+from octavo.ops.native import PRODUCTS, NativeOps
 
 ROWS = (1, 8, 32, 64, 128, 512)
 BUDGET_S = 0.3
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--isa", default=None)
     parser.add_argument("--shapes", default="smol")
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
-    parser.add_argument("--weights", default=",".join(FORMS))
+    parser.add_argument("--weights", default=",".join(PRODUCTS))
     parser.add_argument("--torch", action="store_true", help="time F.linear too, in both dtypes")
     chosen = parser.parse_args()
     ops = NativeOps(threads=chosen.threads, isa=chosen.isa)

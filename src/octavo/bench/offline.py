@@ -24,11 +24,16 @@ from octavo.engine.params import SamplingParams
 from octavo.errors import ConfigError, EngineError
 from octavo.models.spec import ModelSpec
 from octavo.ops.ceilings import Ceilings, measure_ceilings
-from octavo.ops.costs import Cost, Form
+from octavo.ops.costs import Cost, Products
 from octavo.ops.native import NativeOps
 from octavo.simulate.workload import WorkItem
 
-FORMS: dict[Quantization, Form] = {"none": "bf16", "stored": "int4", "int8": "int8", "int4": "int4"}
+FORMS: dict[Quantization, Products] = {
+    "none": "bf16",
+    "stored": "int4",
+    "int8": "int8",
+    "int4": "int4",
+}
 """Whose products are taken; of several kinds the quickest."""
 
 

@@ -17,7 +17,7 @@ from octavo.models.spec import ModelSpec
 from octavo.ops import costs
 from octavo.ops.api import F32, GROUP, Activation, Batch, KVLayout, KVPages, Quantised, Weight
 from octavo.ops.ceilings import Ceilings, best_s
-from octavo.ops.costs import Cost, Form
+from octavo.ops.costs import Cost, Products
 from octavo.ops.native import NativeOps
 from octavo.units import ceil_div
 
@@ -60,7 +60,7 @@ class LinearRow:
     matrix: str
     inputs: int
     outputs: int
-    form: Form
+    form: Products
     rows: int
     us: float
     gops: float
@@ -84,7 +84,9 @@ class AttentionRow:
 class LinearCase:
     """`linear` with one matrix of random weights in one form: speed does not depend on them."""
 
-    def __init__(self, ops: NativeOps, shape: Shape, form: Form, rng: np.random.Generator) -> None:
+    def __init__(
+        self, ops: NativeOps, shape: Shape, form: Products, rng: np.random.Generator
+    ) -> None:
         copies = max(1, min(MOST_COPIES, COLD_BYTES // (2 * shape.weights)))
         weight = _weight_of(form, rng, shape)
         packed = [
@@ -158,7 +160,7 @@ class AttentionCase:
 def measure_linear(
     ops: NativeOps,
     shapes: Sequence[Shape],
-    forms: Sequence[Form],
+    forms: Sequence[Products],
     rows: Sequence[int],
     ceilings: Ceilings,
     *,
@@ -241,7 +243,7 @@ def _attention_row(
     )
 
 
-def _weight_of(form: Form, rng: np.random.Generator, shape: Shape) -> Weight:
+def _weight_of(form: Products, rng: np.random.Generator, shape: Shape) -> Weight:
     if form == "bf16":
         return rng.standard_normal((shape.outputs, shape.inputs), np.float32).astype(bfloat16)
     bits: Literal[8, 4] = 8 if form == "int8" else 4

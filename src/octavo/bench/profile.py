@@ -21,7 +21,7 @@ from octavo.engine.build import build
 from octavo.engine.door import Ticket
 from octavo.models.weights.pack import Weights
 from octavo.ops.ceilings import Ceilings
-from octavo.ops.costs import Cost, Form
+from octavo.ops.costs import Cost, Products
 from octavo.ops.measured import Measured, MeasuredOps
 from octavo.simulate.workload import WorkItem
 
@@ -59,9 +59,9 @@ class Total:
     seconds: float = 0.0
     size_bytes: int = 0
     operations: int = 0
-    form: Form = "bf16"
+    form: Products = "bf16"
 
-    def add(self, seconds: float, cost: Cost = NOTHING, form: Form = "bf16") -> None:
+    def add(self, seconds: float, cost: Cost = NOTHING, form: Products = "bf16") -> None:
         self.calls += 1
         self.seconds += seconds
         self.size_bytes += cost.size_bytes

@@ -11,8 +11,8 @@ from itertools import cycle
 
 import numpy as np
 
-from octavo.ops.costs import Cost, Form
-from octavo.ops.native import FORMS, NativeOps
+from octavo.ops.costs import Cost, Products
+from octavo.ops.native import PRODUCTS, NativeOps
 
 FEWEST_CALLS = 5
 BUDGET_S = 1.0
@@ -33,9 +33,9 @@ class Ceilings:
     second, 0 where the instruction set has no such products."""
 
     read_bytes_per_s: float
-    operations_per_s: Mapping[Form, float]
+    operations_per_s: Mapping[Products, float]
 
-    def floor_s(self, cost: Cost, form: Form = "bf16") -> float:
+    def floor_s(self, cost: Cost, form: Products = "bf16") -> float:
         """The least that work of this cost takes: its bytes are read while it is computed."""
         rate = self.operations_per_s.get(form, 0.0)
         return max(cost.size_bytes / self.read_bytes_per_s, cost.operations / rate if rate else 0.0)
@@ -66,11 +66,11 @@ def measure_ceilings(ops: NativeOps, *, budget_s: float = BUDGET_S) -> Ceilings:
     slices = cycle(values)
     out = np.empty(PIECES * ops.threads, np.float32)
 
-    def rate(form: Form) -> float:
+    def rate(form: Products) -> float:
         done = ops.multiply(form, operands, ROUNDS, out)
         return done / best_s(lambda: ops.multiply(form, operands, ROUNDS, out), budget_s)
 
     return Ceilings(
         read_bytes_per_s=SLICE_BYTES / best_s(lambda: ops.read(next(slices), out), budget_s),
-        operations_per_s={form: rate(form) for form in FORMS},
+        operations_per_s={form: rate(form) for form in PRODUCTS},
     )

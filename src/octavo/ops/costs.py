@@ -15,8 +15,8 @@ import numpy as np
 
 from octavo.ops.api import BF16, F32, I32, Batch, KVPages, Norm, Packed, Rope
 
-Form = Literal["bf16", "int8", "int4"]
-"""What the elements of a matrix are."""
+Products = Literal["bf16", "int8", "int4"]
+"""Those that `linear` takes, by the form of its weights."""
 
 
 class Cost(NamedTuple):

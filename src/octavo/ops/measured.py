@@ -15,6 +15,7 @@ from octavo.ops.api import (
     Activation,
     Batch,
     Draws,
+    Encoded,
     KVPages,
     Norm,
     Ops,
@@ -23,7 +24,10 @@ from octavo.ops.api import (
     Rope,
     Weight,
 )
-from octavo.ops.costs import Cost, Form
+from octavo.ops.costs import Cost, Products
+
+PRODUCTS_OF: dict[int, Products] = {16: "bf16", 8: "int8", 4: "int4"}
+"""By the bits of an element."""
 
 
 class Measured(NamedTuple):
@@ -37,7 +41,7 @@ class Measured(NamedTuple):
     ended_s: float
     cost: Cost
     weight: Packed | None = None
-    form: Form = "bf16"
+    form: Products = "bf16"
 
 
 class MeasuredOps:
@@ -46,7 +50,7 @@ class MeasuredOps:
     def __init__(self, ops: Ops, told: Callable[[Measured], object]) -> None:
         self._ops = ops
         self._told = told
-        self._forms: dict[int, Form] = {}
+        self._forms: dict[int, Products] = {}
         """By id: packed matrices live as long as their model."""
 
     @property
@@ -144,8 +148,10 @@ class MeasuredOps:
         )
 
     def _known(self, packed: Packed, weight: Weight) -> Packed:
-        if isinstance(weight, Quantised):
-            self._forms[id(packed)] = "int8" if weight.bits == 8 else "int4"
+        if isinstance(weight, Encoded):
+            self._forms[id(packed)] = PRODUCTS_OF[weight.form.bits]
+        elif isinstance(weight, Quantised):
+            self._forms[id(packed)] = PRODUCTS_OF[weight.bits]
         return packed
 
     def _run(

@@ -35,19 +35,24 @@ from octavo.ops.api import (
     Rope,
     Weight,
 )
-from octavo.ops.costs import Form
+from octavo.ops.costs import Products
 from octavo.ops.encodings import ENCODINGS
 
 ISA_VARIABLE = "OCTAVO_ISA"
 
 GATES: dict[Activation | None, int] = {None: 0, "silu": 1, "gelu_tanh": 2}
-FORMS: dict[Form, int] = {"bf16": 0, "int8": 1, "int4": 2}
 
 KINDS = {kind: number for number, kind in enumerate(ENCODINGS)}
 """In the order of `Kind` in encoded.h."""
 
 FORMS = {BF16_FORM: 0, INT8: 1, INT4: 2, INT4_OFFSETS: 3}
 """As `Encoding` of packed.h counts them."""
+
+PRODUCTS: dict[Products, int] = {
+    "bf16": FORMS[BF16_FORM],
+    "int8": FORMS[INT8],
+    "int4": FORMS[INT4],
+}
 
 _UNLIKE = "weights that are stacked must have one encoding and as many columns"
 
@@ -174,13 +179,13 @@ class NativeOps:
     def take_rows(self, x: F32, rows: I32, out: F32) -> None:
         self._backend.take_rows(x, rows, out)
 
-    def multiply(self, form: Form, operands: U8, rounds: int, out: F32) -> float:
-        """Multiply and add on registers (tiles: out of `operands`), as `linear` does with weights
-        of this form; in `len(out)` pieces of so many rounds, each of which writes what it got.
+    def multiply(self, products: Products, operands: U8, rounds: int, out: F32) -> float:
+        """Multiply and add on registers (tiles: out of `operands`), as `linear` does with such
+        weights; in `len(out)` pieces of so many rounds, each of which writes what it got.
 
         Returns  the operations done; 0 if the instruction set has no such products.
         """
-        return self._backend.multiply(operands, rounds, FORMS[form], out)
+        return self._backend.multiply(operands, rounds, PRODUCTS[products], out)
 
     def read(self, operands: U8, out: F32) -> None:
         """Read all of `operands` once, in `len(out)` pieces, each of which writes a sum."""

@@ -13,7 +13,7 @@ from octavo.bench.profile import PYTHON, Profile, ProfileRow
 from octavo.errors import ConfigError
 
 WIDTH, MARGIN, LINE = 960, 16, 22
-NAMES, FIGURES = 130, 330
+NAMES, FIGURES = 130, 370
 """Pixels for the names beside bars, and for the figures behind them."""
 LAYERS_HEIGHT = 160
 COLOURS = (

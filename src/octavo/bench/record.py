@@ -35,11 +35,17 @@ class Record:
     spread: Sequence[float]
     limits: Mapping[str, Any] | None = None
     machine: Mapping[str, Any] = field(default_factory=lambda: machine())
-    command: str = field(default_factory=lambda: " ".join(["octavo", *sys.argv[1:]]))
+    command: str = field(default_factory=lambda: command_line())
     at: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
 
     def line(self) -> str:
         return json.dumps(asdict(self), ensure_ascii=False) + "\n"
+
+
+def command_line() -> str:
+    """What was typed, without the folder of the program."""
+    program = Path(sys.argv[0]).name
+    return " ".join(["octavo" if program == "main.py" else program, *sys.argv[1:]])
 
 
 def engine_name() -> str:

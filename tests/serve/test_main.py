@@ -1,6 +1,7 @@
 """The socket of the server, and its end: every answer under way gets one too."""
 
 import asyncio
+import gc
 import signal
 import socket
 import threading
@@ -134,3 +135,14 @@ def test_B106_a_reader_that_takes_nothing_is_dropped(monkeypatch: pytest.MonkeyP
         with connection, pytest.raises(OSError, match="timed out") as caught:
             connection.sendall(b"x" * 2**26)
         assert caught.value.errno is not None, "the machine dropped it, not this test"
+
+
+def test_what_a_server_starts_with_is_kept_from_the_collector() -> None:
+    assert not gc.get_freeze_count()
+    kept = [[number] for number in range(1000)]
+    try:
+        main._settle()
+        assert gc.get_freeze_count() > len(kept)
+        assert not any(one is kept[0] for one in gc.get_objects())
+    finally:
+        gc.unfreeze()

@@ -1,6 +1,7 @@
 """The server process: an engine, an application in front of it, a socket, and a clean end."""
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -98,6 +99,7 @@ async def _serve(config: EngineConfig, built: Built, lives: Lives, listener: soc
         client.close,
         drain_s=DRAIN_S,
     )
+    _settle()
     await client.start()
     # The server raises the signal that ended it once more, when it has put back these handlers.
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -107,6 +109,13 @@ async def _serve(config: EngineConfig, built: Built, lives: Lives, listener: soc
         await server.serve(sockets=[listener])
     finally:
         await client.close()
+
+
+def _settle() -> None:
+    """What is there when a server starts stays: no collection of garbage, which holds up a step,
+    looks at it again. That of all objects takes 20 to 30 ms otherwise."""
+    gc.collect()
+    gc.freeze()
 
 
 class DrainingServer(uvicorn.Server):

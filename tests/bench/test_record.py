@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from octavo.bench.record import (
+    command_line,
     cpu_name,
     engine_name,
     machine,
@@ -49,3 +50,9 @@ def test_the_processor_has_a_name(tmp_path: Path) -> None:
     assert cpu_name(file)
     assert machine()["cpu"] == cpu_name()
     assert engine_name().startswith("octavo ")
+
+
+@pytest.mark.parametrize("program", ["/usr/bin/octavo", "/x/octavo/cli/main.py"])
+def test_the_command_is_as_it_was_typed(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", [program, "bench", "core", "--runs", "2"])
+    assert command_line() == "octavo bench core --runs 2"

@@ -56,9 +56,10 @@ struct EncodedArray {
   Array bytes;
 };
 
-// Returns also the first matrix that holds elements that are not finite, or -1.
-nb::tuple pack(Backend& backend, const nb::list& matrices, Index columns, int encoding,
-               bool gated) {
+// `done`, unless None, is called with the number of each matrix that has been read. Returns also
+// the first matrix that holds elements that are not finite, or -1.
+nb::tuple pack(Backend& backend, const nb::list& matrices, Index columns, int encoding, bool gated,
+               nb::object done) {
   const Encoding target = static_cast<Encoding>(encoding);
   Stack stack(gated);
   for (const nb::handle matrix : matrices) {
@@ -75,6 +76,7 @@ nb::tuple pack(Backend& backend, const nb::list& matrices, Index columns, int en
       finite = packed->write(part.rows(), first, part.bytes.size(0), pool);
     });
     if (!finite && faulty < 0) faulty = number;
+    if (!done.is_none()) done(number);
     first += part.bytes.size(0);
     ++number;
   }
@@ -240,7 +242,9 @@ void bind_rows(nb::class_<Backend>& backend, nb::module_& module) {
       .def_prop_ro("columns", [](const Packed& packed) { return packed.view().columns; })
       .def_prop_ro("gated", [](const Packed& packed) { return packed.view().gated; })
       .def_prop_ro("nbytes", &Packed::bytes);
-  backend.def("pack", &pack)
+  backend
+      .def("pack", &pack, nb::arg("matrices"), nb::arg("columns"), nb::arg("encoding"),
+           nb::arg("gated"), nb::arg("done").none())
       .def("pack_quantised", &pack_quantised)
       .def("unpack", &unpack)
       .def("embed", &embed)

@@ -315,49 +315,79 @@ bool keeps(Kind kind, Encoding encoding) {
   }
 }
 
-// The largest of a group and the largest of its negatives, as the bits of floats: as integers they
-// are in order where they are positive.
 struct Extremes {
-  std::int32_t high;
-  std::int32_t low;
+  float high;  // NaN if there is one
+  float low;
 };
 
-Extremes extremes(const float* __restrict x) {
-  std::int32_t bits[GROUP], high = INT32_MIN, low = INT32_MIN;
-  std::memcpy(bits, x, sizeof bits);
-  for (int i = 0; i < GROUP; ++i) {
-    const std::int32_t negative = bits[i] ^ INT32_MIN;
-    high = bits[i] > high ? bits[i] : high;
-    low = negative > low ? negative : low;
-  }
-  return {high, low};
+#if defined(__SSE2__)
+// Of four floats, the one that `pick` picks.
+template <__m128 (*pick)(__m128, __m128)>
+float across(__m128 v) {
+  v = pick(v, _mm_movehl_ps(v, v));
+  return _mm_cvtss_f32(pick(v, _mm_shuffle_ps(v, v, 1)));
 }
+
+__m128 greater(__m128 a, __m128 b) { return _mm_max_ps(a, b); }
+__m128 lesser(__m128 a, __m128 b) { return _mm_min_ps(a, b); }
+
+Extremes extremes(const float* x) {
+  __m128 high = _mm_loadu_ps(x), low = high, strange = _mm_cmpunord_ps(high, high);
+  for (int i = 4; i < GROUP; i += 4) {
+    const __m128 v = _mm_loadu_ps(x + i);
+    high = greater(high, v);
+    low = lesser(low, v);
+    strange = _mm_or_ps(strange, _mm_cmpunord_ps(v, v));
+  }
+  if (_mm_movemask_ps(strange) != 0) return {as_float(0x7fc00000u), 0.0f};
+  return {across<greater>(high), across<lesser>(low)};
+}
+
+// x / scale rounded to nearest even, plus `zero`, kept within low … high.
+void round_group(const float* x, float inverse, int zero, int low, int high, Small* to) {
+  const __m128 factor = _mm_set1_ps(inverse);
+  const auto rounded = [&](int i) {
+    return _mm_cvtps_epi32(_mm_mul_ps(_mm_loadu_ps(x + i), factor));
+  };
+  const auto eight = [&](int i) {
+    const __m128i q = _mm_packs_epi32(rounded(i), rounded(i + 4));
+    const __m128i moved = _mm_add_epi16(q, _mm_set1_epi16(static_cast<short>(zero)));
+    return _mm_max_epi16(_mm_min_epi16(moved, _mm_set1_epi16(static_cast<short>(high))),
+                         _mm_set1_epi16(static_cast<short>(low)));
+  };
+  for (int i = 0; i < GROUP; i += 16) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), _mm_packs_epi16(eight(i), eight(i + 8)));
+  }
+}
+#else
+Extremes extremes(const float* x) {
+  Extremes found{x[0], x[0]};
+  for (int i = 0; i < GROUP; ++i) {
+    if (x[i] != x[i]) return {x[i], 0.0f};
+    found = {std::max(found.high, x[i]), std::min(found.low, x[i])};
+  }
+  return found;
+}
+
+void round_group(const float* x, float inverse, int zero, int low, int high, Small* to) {
+  for (int i = 0; i < GROUP; ++i) {
+    // 1.5 · 2^23: adding it rounds to an integer, in the low bits.
+    const std::uint32_t sum = bits_of(x[i] * inverse + 12582912.0f);
+    to[i] = static_cast<Small>(std::clamp(static_cast<int>(sum - 0x4b400000u) + zero, low, high));
+  }
+}
+#endif
 
 // max |w| / 127, rounded up.
 Half scale8(Extremes of) {
-  const float exact = as_float(static_cast<std::uint32_t>(std::max(of.high, of.low))) / 127.0f;
+  // The order matters where one is NaN.
+  const float exact = (-of.low > of.high ? -of.low : of.high) / 127.0f + 0.0f;
   const Half rounded = to_half(exact);
   return static_cast<Half>(half_value(rounded) < exact ? rounded + 1 : rounded);
 }
 
 // w / -8 for the w of largest magnitude; 0 has no sign.
-Half scale4(Extremes of) {
-  const bool positive = of.high > of.low;
-  const float largest = as_float(static_cast<std::uint32_t>(positive ? of.high : of.low));
-  return to_half((positive ? largest : -largest) / -8.0f + 0.0f);
-}
-
-// x / scale rounded to nearest even, plus `zero`, kept within low … high.
-template <typename Element>
-void round_group(const float* __restrict x, float inverse, int zero, int low, int high,
-                 Element* __restrict to) {
-  for (int i = 0; i < GROUP; ++i) {
-    // 1.5 · 2^23: adding it rounds to an integer, in the low bits.
-    const std::uint32_t sum = bits_of(x[i] * inverse + 12582912.0f);
-    const int q = static_cast<int>(sum - 0x4b400000u) + zero;
-    to[i] = static_cast<Element>(q < low ? low : q > high ? high : q);
-  }
-}
+Half scale4(Extremes of) { return to_half((-of.low >= of.high ? of.low : of.high) / -8.0f + 0.0f); }
 
 // Returns the scale.
 Half rounded_group(const float* x, Encoding encoding, unsigned char* values) {
@@ -365,14 +395,13 @@ Half rounded_group(const float* x, Encoding encoding, unsigned char* values) {
   const Half scale = bytes ? scale8(extremes(x)) : scale4(extremes(x));
   const float wide = half_value(scale);
   const float inverse = wide != 0.0f && finite(scale) ? 1.0f / wide : 0.0f;
+  Small q[GROUP];
   if (bytes) {
-    Small q[GROUP];
     round_group(x, inverse, 0, -127, 127, q);
     std::memcpy(values, q, sizeof q);
   } else {
-    unsigned char q[GROUP];
     round_group(x, inverse, 8, 0, 15, q);
-    join_nibbles(q, values);
+    join_nibbles(reinterpret_cast<const unsigned char*>(q), values);
   }
   return scale;
 }

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any
 
 from octavo.ops.api import BF16, F32, F64, I32, U8, U16
@@ -21,7 +22,12 @@ class Backend:
     @property
     def threads(self) -> int: ...
     def pack(
-        self, matrices: list[tuple[int, U8]], columns: int, encoding: int, gated: bool
+        self,
+        matrices: list[tuple[int, U8]],
+        columns: int,
+        encoding: int,
+        gated: bool,
+        done: Callable[[int], None] | None,
     ) -> tuple[Packed, int]: ...
     def pack_quantised(
         self,

@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,8 @@ from tests.models import hf
 
 from octavo.errors import ModelFileError, ModelNotFound, OctavoError
 from octavo.models.loader import load_model, open_model, read_spec
+from octavo.models.weights import pack
+from octavo.models.weights.files import Checkpoint
 from octavo.models.weights.pack import halve_pairs
 from octavo.ops.api import Encoded
 from octavo.ops.reference import ReferenceOps
@@ -119,6 +123,37 @@ def test_an_open_model_loads_without_its_path(folder: Path) -> None:
     opened = open_model(folder)
     (folder / "config.json").unlink()
     assert load_model(opened, ReferenceOps(), 16).spec == opened.spec
+
+
+class Forgetting:
+    """A checkpoint that writes down what it was told to forget."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self.forgotten: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._checkpoint, name)
+
+    def forget(self, name: str) -> None:
+        self.forgotten.append(name)
+        self._checkpoint.forget(name)
+
+
+def test_matrices_are_given_up_and_tables_slab_by_slab(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pack, "SLAB_BYTES", 1000)
+    opened = open_model(folder)
+    checkpoint = Forgetting(opened.checkpoint)
+    weights = load_model(replace(opened, checkpoint=checkpoint), ReferenceOps(), 16).decoder.weights
+    matrices = {name for name, shape in opened.checkpoint.shapes.items() if len(shape) == 2}
+    assert set(checkpoint.forgotten) == matrices
+    table = opened.names.embedding
+    slabs = opened.checkpoint.encoded(table).stored.nbytes // 2000
+    assert checkpoint.forgotten.count(table) >= min(slabs, 4) > 1
+    expected = load_model(folder, ReferenceOps(), 16).decoder.weights.embedding
+    np.testing.assert_array_equal(weights.embedding.values, expected.values)
 
 
 def test_weight_bytes_are_those_of_the_packed_matrices(folder: Path) -> None:

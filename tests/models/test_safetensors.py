@@ -174,3 +174,25 @@ def test_fingerprints_tell_models_apart(tmp_path: Path, rng: np.random.Generator
     tensors["single"] = tensors["single"] + 1
     write(tmp_path, tensors)
     assert SafetensorsCheckpoint.open(tmp_path).fingerprint() != first
+
+
+def resident_bytes(path: Path) -> int:
+    """How much of a mapped file counts as memory of this process."""
+    inside, total = False, 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split()[0]:
+            inside = line.endswith(str(path))
+        elif inside and line.startswith("Rss:"):
+            total += 1024 * int(line.split()[1])
+    return total
+
+
+def test_what_is_forgotten_takes_no_memory(tmp_path: Path, rng: np.random.Generator) -> None:
+    tensors = {"x": rng.standard_normal((1024, 1024), np.float32)}
+    path = write(tmp_path, tensors)
+    checkpoint = SafetensorsCheckpoint.open(tmp_path)
+    checkpoint.f32("x")
+    assert resident_bytes(path) >= tensors["x"].nbytes
+    checkpoint.forget("x")
+    assert resident_bytes(path) < 200_000
+    np.testing.assert_array_equal(checkpoint.f32("x"), tensors["x"])

@@ -157,6 +157,14 @@ def test_a_float16_is_read_whatever_its_bits(ops: NativeOps) -> None:
     assert_bits(ops.pack(matrix), expected, ops)
 
 
+@pytest.mark.parametrize("reference", [False, True], ids=["native", "reference"])
+def test_it_is_told_what_is_not_read_any_more(reference: bool, rng: np.random.Generator) -> None:
+    ops: Ops = ReferenceOps() if reference else NativeOps(threads=2)
+    told: list[int] = []
+    ops.pack([random_matrix(rng, "Q4_0", 21, 64) for _ in range(3)], done=told.append)
+    assert told == [0, 1, 2]
+
+
 def test_bytes_need_no_alignment(rng: np.random.Generator, ops: NativeOps) -> None:
     for kind in ENCODINGS:
         matrix = random_matrix(rng, kind, 3, 256)

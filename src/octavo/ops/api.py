@@ -12,7 +12,7 @@ which its sums are taken follows from the shapes of the weights and the row's po
 T, from the number of threads, or from where a block lies. Rows are not checked for being finite.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -252,8 +252,12 @@ class Ops(Protocol):
     def name(self) -> str:
         """`reference`, or `native` with its instruction set: `native-avx2`."""
 
-    def pack(self, weight: Weight | Sequence[Weight]) -> Packed:
+    def pack(
+        self, weight: Weight | Sequence[Weight], *, done: Callable[[int], None] | None = None
+    ) -> Packed:
         """Pack [N, K] for `linear` and `embed`; several are stacked along N. Any N, K ≥ 1.
+
+        `done` is told the number of each `Encoded` matrix when it is not read any more.
 
         Those that are stacked all take one form. A `Quantised` matrix goes with such alone.
 

@@ -5,7 +5,7 @@ type raises TypeError, a wrong shape, order or index ValueError; nothing has bee
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from ml_dtypes import bfloat16
@@ -92,17 +92,21 @@ class NativeOps:
     def threads(self) -> int:
         return int(self._backend.threads)
 
-    def pack(self, weight: Weight | Sequence[Weight]) -> Packed:
+    def pack(
+        self, weight: Weight | Sequence[Weight], *, done: Callable[[int], None] | None = None
+    ) -> Packed:
         parts = [weight] if isinstance(weight, np.ndarray | Encoded | Quantised) else list(weight)
-        return self._pack(parts, gated=False)
+        return self._pack(parts, gated=False, done=done)
 
     def pack_gated(self, gate: Weight, up: Weight) -> Packed:
         return self._pack([gate, up], gated=True)
 
-    def _pack(self, parts: list[Weight], *, gated: bool) -> Packed:
+    def _pack(
+        self, parts: list[Weight], *, gated: bool, done: Callable[[int], None] | None = None
+    ) -> Packed:
         quantised = [part for part in parts if isinstance(part, Quantised)]
         if not quantised:
-            return self._pack_encoded([_encoded(part) for part in parts], gated=gated)
+            return self._pack_encoded([_encoded(part) for part in parts], gated, done)
         kinds = {(part.columns, _encoding(part)) for part in quantised}
         if len(kinds) > 1 or len(quantised) < len(parts):
             raise ValueError(_UNLIKE)
@@ -111,13 +115,15 @@ class NativeOps:
             [_arrays(part) for part in quantised], columns, encoding, gated
         )
 
-    def _pack_encoded(self, parts: list[Encoded], *, gated: bool) -> Packed:
+    def _pack_encoded(
+        self, parts: list[Encoded], gated: bool, done: Callable[[int], None] | None
+    ) -> Packed:
         kinds = {(part.columns, FORMS[part.form]) for part in parts}
         if len(kinds) > 1:
             raise ValueError(_UNLIKE)
         columns, encoding = kinds.pop()
         packed, faulty = self._backend.pack(
-            [(KINDS[part.kind], part.stored) for part in parts], columns, encoding, gated
+            [(KINDS[part.kind], part.stored) for part in parts], columns, encoding, gated, done
         )
         if faulty >= 0:
             raise NotFinite(faulty)

@@ -6,7 +6,7 @@ same bits holds here too. The first part reads and writes single tokens in the t
 `KVLayout`; tests and movers use it to look into a page.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,11 +134,16 @@ class ReferenceOps:
     def name(self) -> str:
         return "reference"
 
-    def pack(self, weight: Weight | Sequence[Weight]) -> Matrix:
+    def pack(
+        self, weight: Weight | Sequence[Weight], *, done: Callable[[int], None] | None = None
+    ) -> Matrix:
         parts = [weight] if isinstance(weight, np.ndarray | Encoded | Quantised) else list(weight)
         (quantised,) = {_is_quantised(part) for part in parts}
         with np.errstate(invalid="ignore"):
             widened = [self._widened(part) for part in parts]
+        if done is not None:
+            for number in range(len(parts)):
+                done(number)
         faulty = (n for n, part in enumerate(widened) if not np.isfinite(part).all())
         if (first := next(faulty, None)) is not None:
             raise NotFinite(first)

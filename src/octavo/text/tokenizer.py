@@ -214,7 +214,7 @@ def _from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         special={role: pieces[token] for role, token in named.items()},
         chat_template=_typed(metadata, "tokenizer.chat_template", str, None),
         vocab_size=len(pieces),
-        longest_piece_bytes=max(len(piece.encode()) for piece in pieces),
+        longest_piece_bytes=max(map(len, map(str.encode, pieces))),
         _coding="byte_level",
         _parsing=parsing,
         _literal=_literal_twin(parsing),
@@ -235,8 +235,8 @@ def _typed(metadata: Mapping[str, Any], key: str, kind: type, *default: Any) -> 
 
 def _list_of(metadata: Mapping[str, Any], key: str, kind: type) -> Any:
     values = _typed(metadata, key, list)
-    odd = next((n for n, value in enumerate(values) if type(value) is not kind), None)
-    if odd is not None:
+    if set(map(type, values)) - {kind}:
+        odd = next(n for n, value in enumerate(values) if type(value) is not kind)
         raise ModelFileError(
             f"{key} holds {reprlib.repr(values[odd])} at {odd}, expected {kind.__name__}"
         )

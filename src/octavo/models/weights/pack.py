@@ -6,6 +6,7 @@ has is another model, and is refused by that tensor's name.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -15,8 +16,12 @@ from octavo.models.families.names import LayerNames, WeightNames
 from octavo.models.spec import ModelSpec
 from octavo.models.weights.files import Checkpoint
 from octavo.models.weights.quantise import form_of
-from octavo.ops.api import F32, Encoded, Form, Norm, NotFinite, Ops, Packed, Weight
+from octavo.ops.api import F32, PANEL, Encoded, Form, Norm, NotFinite, Ops, Packed, Weight
 from octavo.ops.encodings import rounded
+from octavo.units import MIB, ceil_div
+
+SLAB_BYTES = 16 * MIB
+"""Of a table that are read before they are given up. It may be larger than all the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +74,7 @@ def pack_weights(
     """Read, check and pack every tensor of `checkpoint`, in the forms of `quantization`.
 
     Cost     matrices go from the mapped files into their panels, and what has been packed is given
-             up: one layer at most lies in memory twice.
+             up: those of one `Packed` at most lie in memory twice, of a table `SLAB_BYTES`.
     Raises   ModelFileError: a tensor is missing, left over, of another shape, or not finite.
     """
     reader = TensorReader(checkpoint, quantization)
@@ -109,9 +114,13 @@ def weights_bytes(
 
 def _pack_table(reader: "TensorReader", ops: Ops, name: str, shape: tuple[int, int]) -> Packed:
     matrix = reader.matrix(name, *shape, reader.form(name, table=True))
-    packed = reader.packed(ops.pack, [name], [matrix])
-    reader.forget([name])
-    return packed
+    slab = PANEL * ceil_div(SLAB_BYTES, PANEL * matrix.stored.shape[1])
+    slabs = [
+        replace(matrix, stored=matrix.stored[start : start + slab])
+        for start in range(0, matrix.rows, slab)
+    ]
+    pack = partial(ops.pack, done=lambda _: reader.forget([name]))
+    return reader.packed(pack, [name] * len(slabs), slabs)
 
 
 def _pack_layer(
@@ -137,7 +146,7 @@ def _pack_layer(
     gate, up = (reader.matrix(name, ffn, hidden, gates) for name in (names.gate, names.up))
     output = reader.matrix(names.output, hidden, q_size, reader.form(names.output))
     down = reader.matrix(names.down, hidden, ffn, reader.form(names.down))
-    weights = LayerWeights(
+    return LayerWeights(
         attention_norm=Norm(reader.vector(names.attention_norm, hidden), spec.norm_eps),
         qkv=reader.packed(ops.pack, [names.query, names.key, names.value], [query, key, value]),
         qkv_bias=_stack(query_bias, key_bias, value_bias),
@@ -151,8 +160,6 @@ def _pack_layer(
         down=reader.packed(ops.pack, [names.down], [down]),
         down_bias=reader.bias(names.down_bias, hidden),
     )
-    reader.forget(_layer_names(names))
-    return weights
 
 
 def halve_pairs(weight: Encoded, heads: int) -> Encoded:
@@ -213,11 +220,16 @@ class TensorReader:
         names: Sequence[str],
         matrices: Sequence[Weight],
     ) -> Packed:
-        """What `pack` makes of these. Raises ModelFileError: one of them is not finite."""
+        """What `pack` makes of these; their bytes are given up.
+
+        Raises   ModelFileError: one of them is not finite.
+        """
         try:
-            return pack(matrices)
+            packed = pack(matrices)
         except NotFinite as error:
             raise self._not_finite(names[error.part]) from None
+        self.forget(names)
+        return packed
 
     def forget(self, names: Iterable[str]) -> None:
         """These tensors are not needed any more."""
@@ -259,12 +271,8 @@ class TensorReader:
 def _all_names(names: WeightNames) -> Iterable[str]:
     yield names.embedding
     for layer in names.layers:
-        yield from _layer_names(layer)
+        fields = (getattr(layer, field) for field in LayerNames.__dataclass_fields__)
+        yield from (name for name in fields if name is not None)
     yield names.final_norm
     if names.head is not None:
         yield names.head
-
-
-def _layer_names(names: LayerNames) -> Iterable[str]:
-    fields = (getattr(names, field) for field in LayerNames.__dataclass_fields__)
-    return (name for name in fields if name is not None)

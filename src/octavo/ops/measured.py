@@ -57,9 +57,11 @@ class MeasuredOps:
     def name(self) -> str:
         return self._ops.name
 
-    def pack(self, weight: Weight | Sequence[Weight]) -> Packed:
+    def pack(
+        self, weight: Weight | Sequence[Weight], *, done: Callable[[int], None] | None = None
+    ) -> Packed:
         parts = list(weight) if isinstance(weight, Sequence) else [weight]
-        return self._known(self._ops.pack(parts), parts[0])
+        return self._known(self._ops.pack(parts, done=done), parts[0])
 
     def pack_gated(self, gate: Weight, up: Weight) -> Packed:
         return self._known(self._ops.pack_gated(gate, up), gate)

@@ -2,6 +2,8 @@
 
 import itertools
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -303,5 +305,16 @@ def test_a_container_that_sees_the_path_of_its_host(tmp_path: Path) -> None:
 
 def test_this_machine() -> None:
     facts = read_machine()
-    assert facts.free_bytes > 0
-    assert 1 <= facts.cores <= (os.cpu_count() or 1)
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 2**20 < facts.free_bytes <= physical
+    assert 1 <= facts.cores <= len(os.sched_getaffinity(0))
+
+
+def test_this_machine_with_one_core_allowed() -> None:
+    """In a process of its own: all threads of this one would be bound."""
+    code = (
+        "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\n"
+        "from octavo.resolve import read_machine; print(read_machine().cores)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"

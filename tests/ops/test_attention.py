@@ -9,20 +9,10 @@ import pytest
 from tests.ops.paging import NEVER, PagedStories, Part, random_rope, random_stories
 
 from octavo.ops.api import KVLayout
-from octavo.ops.native import NativeOps, available_sets
+from octavo.ops.native import NativeOps
 from octavo.ops.reference import ReferenceOps
 
 SCALE = 0.21
-
-
-@pytest.fixture(params=available_sets())
-def isa(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def ops(isa: str) -> NativeOps:
-    return NativeOps(threads=2, isa=isa)
 
 
 def layout_of(head_dim: int = 64, kv_heads: int = 2, block_size: int = 16) -> KVLayout:

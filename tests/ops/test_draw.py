@@ -6,13 +6,8 @@ import numpy as np
 import pytest
 
 from octavo.ops.api import F32, I32, Draws
-from octavo.ops.native import NativeOps, available_sets
+from octavo.ops.native import NativeOps
 from octavo.ops.reference import ReferenceOps
-
-
-@pytest.fixture(params=available_sets())
-def ops(request: pytest.FixtureRequest) -> NativeOps:
-    return NativeOps(threads=2, isa=str(request.param))
 
 
 def how(count: int, **settings: object) -> Draws:

@@ -1,6 +1,9 @@
 """What every plan must keep to, besides the books that `invariants.check` knows."""
 
-from octavo.core.events import Admitted, Deferred, Preempted
+from collections import Counter
+from collections.abc import Iterable
+
+from octavo.core.events import Admitted, Chunked, Deferred, Preempted
 from octavo.core.invariants import check_writes
 from octavo.core.plan import StepPlan
 from octavo.core.scheduler import Scheduler
@@ -20,7 +23,8 @@ def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
     limits, size = scheduler.limits, scheduler.manager.block_size
     spent = sum(span.stop - span.start for span in plan.spans)
     assert spent <= limits.tokens, f"{spent} tokens in one step"
-    assert spent or plan.moves, "a step for nothing"
+    happened = [one for one in plan.decisions if not isinstance(one, Deferred | Chunked)]
+    assert spent or plan.moves or happened, "a step for nothing"
     assert len({span.row for span in plan.spans}) == len(plan.spans)
     for span in plan.spans:
         assert span.start < span.stop
@@ -46,6 +50,19 @@ def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
         assert len(running) <= limits.sequences, "admitted above the limit"
     if admitted and len(running) > 1:
         _check_headroom(scheduler, admitted[-1].preemptions)
+
+
+def check_told(scheduler: Scheduler, plans: Iterable[StepPlan]) -> None:
+    """Every preemption of who is live still has been told, in one of these plans."""
+    told: Counter[str] = Counter()
+    for plan in plans:
+        for decision in plan.decisions:
+            if isinstance(decision, Preempted):
+                told[decision.request_id] += 1
+            elif isinstance(decision, Admitted) and not decision.resumed:
+                told[decision.request_id] = 0
+    for one in (*scheduler.running, *scheduler.waiting):
+        assert one.preemptions == told[one.id], f"{one.id} was told of {told[one.id]} preemptions"
 
 
 def check_pins(scheduler: Scheduler, now: float) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, get_args
 
-from tests.core.audit import check_pins, check_plan
+from tests.core.audit import check_pins, check_plan, check_told
 from tests.core.contents import check_contents
 
 from octavo.core.block_manager import BlockManager
@@ -289,6 +289,7 @@ class Serving:
             check_plan(self.scheduler, plan)
             self.plans.append(plan)
             self.in_flight.append(plan)
+        check_told(self.scheduler, self.plans)
         return plan
 
     def land(self) -> None:

@@ -10,7 +10,16 @@ from tests.core.serving import Serving, Setup, prompt
 from tests.observe.recording import Kept, random_run, small_setup, watched
 
 from octavo.core.calls import Plan
-from octavo.core.events import Deferred, Difference, Explanation, Fares, Finished, Pinned, Stretch
+from octavo.core.events import (
+    Deferred,
+    Difference,
+    Explanation,
+    Fares,
+    Finished,
+    Pinned,
+    Preempted,
+    Stretch,
+)
 from octavo.core.plan import StepPlan
 from octavo.core.request import Pin, Request
 from octavo.observe.explain import _SHORT_OF, Account, account, cache_summary, fares, page, table
@@ -118,6 +127,18 @@ def test_nobody_is_told_to_have_waited_behind_itself() -> None:
     assert waits["b"] == ["waited 3.00 s first in the queue: all rows were taken"]
     assert waits["c"][0] == "waited 3.00 s behind b: all rows were taken"
     assert waits["c"][-1] == "waited 3.00 s first in the queue: all rows were taken"
+
+
+def test_who_yields_in_a_step_of_nothing_else_is_told_too() -> None:
+    """For two that must grow, and blocks still on their way: nobody could go on, so there was no
+    plan, and nobody heard of the preemption. Such a step comes up in this run."""
+    random, lives = Random("16223814694659157668 4"), Lives(ended=None)
+    serving = watched(small_setup(random), lives)
+    random_run(random, serving)
+    (bare,) = (plan for plan in serving.plans if not plan.spans and not plan.moves)
+    (preempted,) = (one for one in bare.decisions if isinstance(one, Preempted))
+    receipt = serving.endings[preempted.request_id].receipt
+    assert told_by(lives, preempted.request_id).preemptions == receipt.preemptions == 1
 
 
 def test_accounts_agree_with_the_core(seed: int) -> None:

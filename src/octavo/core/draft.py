@@ -3,7 +3,7 @@
 from typing import Literal, NamedTuple
 
 from octavo.core.budget import Budget
-from octavo.core.events import Decision, Deferred, Evicted
+from octavo.core.events import Chunked, Decision, Deferred, Evicted
 from octavo.core.grants import Admission, Reservation
 from octavo.core.plan import Bind, Move, StepPlan
 from octavo.core.policy import Circumstances
@@ -62,8 +62,10 @@ class Draft:
 
     @property
     def empty(self) -> bool:
-        """Nothing is to be computed or moved."""
-        return not (self.grants or self.moves_out or self.moves_in)
+        """Nothing is to be computed or moved, and nothing has happened that must be told."""
+        if self.grants or self.moves_out or self.moves_in:
+            return False
+        return all(isinstance(said, Deferred | Chunked) for said in self.decisions)
 
 
 class InFlight(NamedTuple):

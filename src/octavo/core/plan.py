@@ -84,7 +84,8 @@ span_of = partial(tuple.__new__, Span)
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """`moves` come in order, those out before those in. A plan may have moves and no span."""
+    """`moves` come in order, those out before those in. A plan may have moves and no span, or
+    neither: somebody lost its blocks, and nobody can go on yet."""
 
     id: int
     binds: tuple[Bind, ...]

@@ -28,7 +28,6 @@ from octavo.core.events import (
     Explanation,
     Finished,
     FinishReason,
-    HoldDropped,
     Refused,
 )
 from octavo.core.following import Followers
@@ -178,7 +177,6 @@ class Scheduler:
             self._admissions.admit(draft)
         if not draft.empty:
             return self._close(draft)
-        self._untold += [said for said in draft.decisions if isinstance(said, HoldDropped)]
         return self.plan(now) if draft.promise is not None and not self._in_flight else None
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> tuple[Event, ...]:

@@ -19,25 +19,38 @@ namespace {
 constexpr Index TILE = 16;        // tokens
 constexpr Index PARTITION = 256;  // positions
 constexpr Index PARTITION_TILES = PARTITION / TILE;
+constexpr Index GROUP = 4;           // tiles that are asked for together
+constexpr Index LINE = 32;           // elements of a cache line
 constexpr int WIDTH = TILE / LANES;  // vectors across a tile
 constexpr int REGISTERS = LANES == 16 ? 32 : 16;
 
-// Registers for R · C · WIDTH sums, one row's factor, the mask of halves, and the columns that rows
-// share. One register too many costs a third of the speed: sums are then spilled in the inner loop.
-constexpr int registers(int rows, int columns) {
-  return rows * columns * WIDTH + 2 + (rows > 1 ? columns * WIDTH : 1);
+// Registers for R · C · WIDTH sums, some vectors of the columns, one row's factor, and one to
+// spare. One register too many costs a third of the speed: sums are then spilled in the inner loop.
+constexpr bool fit(int rows, int columns, int loaded) {
+  return rows * columns * WIDTH + loaded + 2 <= REGISTERS;
 }
 
-// Tiles side by side that fill the registers when only R rows share them: 1, 2 or 4.
+constexpr int least_loaded() { return WIDTH < 2 ? WIDTH : 2; }
+
+// Vectors of C columns to hold at a time, for all rows to meet: the fewer, the more often the
+// factors of rows are read.
+constexpr int loaded(int rows, int columns) {
+  int vectors = columns * WIDTH;
+  while (vectors > 1 && !fit(rows, columns, vectors)) vectors /= 2;
+  return vectors;
+}
+
+// Tiles side by side that fill the registers when only R rows share them.
 constexpr int beside(int rows) {
-  if (registers(rows, 4) <= REGISTERS) return 4;
-  return registers(rows, 2) <= REGISTERS ? 2 : 1;
+  int columns = static_cast<int>(GROUP);
+  while (columns > 1 && !fit(rows, columns, least_loaded())) columns /= 2;
+  return columns;
 }
 
 // More than eight rows keep no unit busier, they only make more code.
 constexpr int most_rows() {
   int rows = 1;
-  while (rows < 8 && registers(rows + 1, 1) <= REGISTERS) ++rows;
+  while (rows < 8 && fit(rows + 1, 1, least_loaded())) ++rows;
   return rows;
 }
 
@@ -58,21 +71,33 @@ struct Shape {
   float scale;   // of scores, in powers of two
 };
 
-// Where the tiles of one partition lie.
+// Where the tiles of one partition lie, those of one head.
 struct Tiles {
   const Bf16* keys[PARTITION_TILES];
   const Bf16* values[PARTITION_TILES];
 };
 
-// Tiles to fetch from memory meanwhile, or null: values of this partition, keys of the next one.
+// One partition of some heads. `next`: the first keys of the partition that comes after, or null.
+struct Part {
+  Tiles tiles;  // of the first head; those of each other `head_stride` elements on
+  const Bf16* const* next;
+  Index heads;
+  Index head_stride;
+  Index rows;  // of each head
+};
+
+// Lines to ask memory for meanwhile, one for each line that is used: `offset` on from each place in
+// turn, then `step` further.
 struct Ahead {
-  const Bf16* const* values;
-  const Bf16* const* keys;
+  const Bf16* const* places;  // [GROUP]
+  Index step;                 // elements
+  Index offset;
 };
 
 Index smaller(Index a, Index b) { return a < b ? a : b; }
 Index within(Index value, Index high) { return value < 0 ? 0 : smaller(value, high); }
-Index padded(Index size, Index step) { return (size + step - 1) / step * step; }
+Index quotient_up(Index a, Index b) { return (a + b - 1) / b; }
+Index padded(Index size, Index step) { return quotient_up(size, step) * step; }
 
 // 2^x for x up to a little over 0; 0 below -126, NaN stays NaN. Polynomial of degree 6 for 2^f,
 // |f| ≤ 1/2, fitted to the smallest relative error (3e-9).
@@ -91,36 +116,68 @@ OCTAVO_INLINE Floats exp2_down(Floats x) {
   return select(x < splat(-126.0f), splat(0.0f), p * power);
 }
 
-// sums[r][c] += Σ_j left[r][2j] · lower(right[c][j]) + left[r][2j + 1] · upper(right[c][j]):
-// products of R rows with C columns of 16, pair by pair in ascending order.
+// sums[r][c] += left[r][0] · lower(right[c]) + left[r][1] · upper(right[c]): one pair of R rows
+// with C columns of 16 that begin `at` elements on.
 template <int R, int C>
-OCTAVO_INLINE void multiply(const float* left, Index left_stride, const Bf16* const* right,
-                            Index right_stride, Index pairs, Floats (&sums)[R][C * WIDTH]) {
-  for (Index j = 0; j < pairs; ++j) {
+OCTAVO_INLINE void multiply_pair(const float* left, Index left_stride, const Bf16* const* right,
+                                 Index at, Floats (&sums)[R][C * WIDTH]) {
+  constexpr int LOADED = loaded(R, C);
 #pragma GCC unroll 2
-    for (int odd = 0; odd < 2; ++odd) {
-      Floats columns[C * WIDTH];
+  for (int odd = 0; odd < 2; ++odd) {
 #pragma GCC unroll 16
-      for (int c = 0; c < C * WIDTH; ++c) {
-        const Bf16* from = right[c / WIDTH] + j * right_stride + c % WIDTH * LANES * 2;
-        const Words words = load_words(from);
-        columns[c] = odd ? upper_bf16(words) : lower_bf16(words);
+    for (int first = 0; first < C * WIDTH; first += LOADED) {
+      Floats columns[LOADED];
+#pragma GCC unroll 16
+      for (int i = 0; i < LOADED; ++i) {
+        const int c = first + i;
+        const Words pairs = load_words(right[c / WIDTH] + at + c % WIDTH * LANES * 2);
+        columns[i] = odd ? upper_in_place(pairs) : lower_bf16(pairs);
       }
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
-        const Floats factor = splat(left[r * left_stride + 2 * j + odd]);
+        const float* const factor = left + r * left_stride + odd;
+        Floats* const row = sums[r] + first;
+        if constexpr (LOADED == 2) {
+          accumulate_two(row[0], row[1], factor, columns[0], columns[1]);
+        } else {
+          const Floats all = splat(*factor);
 #pragma GCC unroll 16
-        for (int c = 0; c < C * WIDTH; ++c) sums[r][c] = fma(factor, columns[c], sums[r][c]);
+          for (int i = 0; i < LOADED; ++i) accumulate(row[i], all, columns[i]);
+        }
       }
     }
   }
 }
 
+// sums[r][c] += Σ_j left[r][j] · right[c][j], pair by pair in ascending order, and for each line of
+// `right` asks for one that lies `ahead`.
+template <int R, int C>
+OCTAVO_INLINE void multiply(const float* left, Index left_stride, const Bf16* const* right,
+                            Index right_stride, Index pairs, Floats (&sums)[R][C * WIDTH],
+                            Ahead& ahead) {
+  constexpr Index STEP = GROUP / C;
+  Index j = 0;
+  for (; j + STEP <= pairs; j += STEP, ahead.offset += ahead.step) {
+#pragma GCC unroll 16
+    for (Index i = 0; i < STEP; ++i) {
+#pragma GCC unroll 16
+      for (int c = 0; c < C; ++c) __builtin_prefetch(ahead.places[i * C + c] + ahead.offset, 0, 2);
+      multiply_pair<R, C>(left + 2 * (j + i), left_stride, right, (j + i) * right_stride, sums);
+    }
+  }
+  for (; j < pairs; ++j) {
+    multiply_pair<R, C>(left + 2 * j, left_stride, right, j * right_stride, sums);
+  }
+}
+
 template <int R, int C>
 OCTAVO_INLINE void score_tiles(const float* queries, Index head_dim, const Bf16* const* keys,
-                               float* scores) {
+                               Index offset, float* scores, Ahead& ahead) {
   Floats sums[R][C * WIDTH] = {};
-  multiply<R, C>(queries, head_dim, keys, 2 * TILE, head_dim / 2, sums);
+  const Bf16* right[C];
+#pragma GCC unroll 16
+  for (int c = 0; c < C; ++c) right[c] = keys[c] + offset;
+  multiply<R, C>(queries, head_dim, right, 2 * TILE, head_dim / 2, sums, ahead);
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 16
@@ -128,24 +185,17 @@ OCTAVO_INLINE void score_tiles(const float* queries, Index head_dim, const Bf16*
   }
 }
 
-// Asks for memory that is needed about one partition later: the hardware sees only 2 KB runs here.
-OCTAVO_INLINE void fetch(const Bf16* from, Index elements) {
-  for (Index i = 0; i < elements; i += 32) __builtin_prefetch(from + i, 0, 2);
-}
-
-// scores[r][16 t …] = queries[r] · keys of tile t, from tile `t` on. Fetches tiles `ahead`, if not
-// null.
+// scores[r][16 t …] = queries[r] · keys of tile t, for `tiles` tiles.
 template <int R>
-void score(const float* queries, Index head_dim, const Bf16* const* keys, Index t, Index tiles,
-           float* scores, const Bf16* const* ahead) {
+void score(const float* queries, Index head_dim, const Bf16* const* keys, Index offset, Index tiles,
+           float* scores, Ahead ahead) {
   constexpr int C = beside(R);
+  Index t = 0;
   for (; t + C <= tiles; t += C) {
-    for (int c = 0; ahead != nullptr && c < C; ++c) fetch(ahead[t + c], TILE * head_dim);
-    score_tiles<R, C>(queries, head_dim, keys + t, scores + t * TILE);
+    score_tiles<R, C>(queries, head_dim, keys + t, offset, scores + t * TILE, ahead);
   }
   for (; t < tiles; ++t) {
-    if (ahead != nullptr) fetch(ahead[t], TILE * head_dim);
-    score_tiles<R, 1>(queries, head_dim, keys + t, scores + t * TILE);
+    score_tiles<R, 1>(queries, head_dim, keys + t, offset, scores + t * TILE, ahead);
   }
 }
 
@@ -173,48 +223,44 @@ void weigh(float* scores, Seen seen, float scale, float* result) {
 }
 
 template <int R, int C>
-OCTAVO_INLINE void blend_columns(const float* weights, const Bf16* const* values, Index stride,
-                                 Index first, Index tiles, Index column, float* results,
-                                 Index record, const Bf16* const* ahead) {
+OCTAVO_INLINE void blend_columns(const float* weights, const Bf16* const* values, Index offset,
+                                 Index stride, Index tiles, float* results, Index record,
+                                 bool onward, Ahead& ahead) {
   Floats sums[R][C * WIDTH] = {};
-  if (first > 0) {
+  if (onward) {
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 16
-      for (int c = 0; c < C * WIDTH; ++c) {
-        sums[r][c] = load(results + r * record + column + c * LANES);
-      }
+      for (int c = 0; c < C * WIDTH; ++c) sums[r][c] = load(results + r * record + c * LANES);
     }
   }
-  for (Index t = first; t < tiles; ++t) {
-    if (ahead != nullptr) fetch(ahead[t] + column * TILE, C * TILE * TILE);
+  for (Index t = 0; t < tiles; ++t) {
     const Bf16* right[C];
-#pragma GCC unroll 4
-    for (int c = 0; c < C; ++c) right[c] = values[t] + 2 * (column + c * TILE);
-    multiply<R, C>(weights + t * TILE, PARTITION, right, stride, TILE / 2, sums);
+#pragma GCC unroll 16
+    for (int c = 0; c < C; ++c) right[c] = values[t] + offset + 2 * c * TILE;
+    multiply<R, C>(weights + t * TILE, PARTITION, right, stride, TILE / 2, sums, ahead);
   }
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 16
-    for (int c = 0; c < C * WIDTH; ++c) {
-      store(results + r * record + column + c * LANES, sums[r][c]);
-    }
+    for (int c = 0; c < C * WIDTH; ++c) store(results + r * record + c * LANES, sums[r][c]);
   }
 }
 
-// results[r] = Σ weights[r][i] · values[i] over the positions of the first `tiles` tiles, or goes
-// on from what it holds of those before tile `first`. Fetches tiles `ahead`, if not null, a share
-// with each block of columns.
+// results[r] = Σ weights[r][i] · values[i] over the positions of `tiles` tiles, added to what it
+// holds if `onward`.
 template <int R>
-void blend(const float* weights, const Bf16* const* values, Index width, Index first, Index tiles,
-           float* results, Index record, const Bf16* const* ahead) {
+void blend(const float* weights, const Bf16* const* values, Index offset, Index width, Index tiles,
+           float* results, Index record, bool onward, Ahead ahead) {
   constexpr int C = beside(R);
   Index column = 0;
   for (; column + C * TILE <= width; column += C * TILE) {
-    blend_columns<R, C>(weights, values, 2 * width, first, tiles, column, results, record, ahead);
+    blend_columns<R, C>(weights, values, offset + 2 * column, 2 * width, tiles, results + column,
+                        record, onward, ahead);
   }
   for (; column < width; column += TILE) {
-    blend_columns<R, 1>(weights, values, 2 * width, first, tiles, column, results, record, ahead);
+    blend_columns<R, 1>(weights, values, offset + 2 * column, 2 * width, tiles, results + column,
+                        record, onward, ahead);
   }
 }
 
@@ -228,13 +274,13 @@ OCTAVO_INLINE void blend_one(float weight, const Bf16* pair, Index odd, Floats (
 }
 
 // What `blend` does, for some positions of one row: first … last - 1. Goes on from `result`.
-void blend_row(const float* weights, const Bf16* const* values, Index width, Index first,
-               Index last, float* result) {
+void blend_row(const float* weights, const Bf16* const* values, Index offset, Index width,
+               Index first, Index last, float* result) {
   for (Index column = 0; column < width; column += TILE) {
     Floats sums[1][WIDTH];
     for (int w = 0; w < WIDTH; ++w) sums[0][w] = load(result + column + w * LANES);
     for (Index i = first; i < last;) {
-      const Bf16* tile = values[i / TILE] + 2 * column;
+      const Bf16* tile = values[i / TILE] + offset + 2 * column;
       const Index stop = smaller(last, (i / TILE + 1) * TILE);
       if (i % 2 == 1) {
         blend_one(weights[i], tile + i % TILE / 2 * 2 * width, 1, sums);
@@ -242,7 +288,9 @@ void blend_row(const float* weights, const Bf16* const* values, Index width, Ind
       }
       const Bf16* right = tile + i % TILE / 2 * 2 * width;
       const Index pairs = (stop - i) / 2;
-      if (pairs > 0) multiply<1, 1>(weights + i, 0, &right, 2 * width, pairs, sums);
+      for (Index j = 0; j < pairs; ++j) {
+        multiply_pair<1, 1>(weights + i + 2 * j, 0, &right, j * 2 * width, sums);
+      }
       i += 2 * pairs;
       if (i < stop) {
         blend_one(weights[i], right + pairs * 2 * width, 0, sums);
@@ -253,40 +301,88 @@ void blend_row(const float* weights, const Bf16* const* values, Index width, Ind
   }
 }
 
-// One partition for R rows, of which each sees as much or a little further than the one before. The
-// tiles that all of them see are shared. Rows that see nothing get no result.
+// Where the lines of a group of tiles lie, in the order to ask for them. Tiles in pages of their
+// own take turns: pages of a few KB come as fast as memory in one piece if several are on their
+// way.
+struct Group {
+  const Bf16* places[GROUP];
+  Index step;
+
+  Ahead of_head(Index offset) const { return {places, step, offset}; }
+};
+
+// The tiles from `t` on, filled up with the last one before `end`.
+Group group_at(const Bf16* const* tiles, Index t, Index end, Index head_dim) {
+  Group group = {{}, LINE};
+  for (Index i = 0; i < GROUP; ++i) group.places[i] = tiles[smaller(t + i, end - 1)];
+  if (group.places[GROUP - 1] - group.places[0] == (GROUP - 1) * TILE * head_dim) {
+    for (Index i = 0; i < GROUP; ++i) group.places[i] = group.places[0] + i * LINE;
+    group.step = GROUP * LINE;
+  }
+  return group;
+}
+
+// One partition for R rows of each head, of which each sees as much or a little further than the
+// one before. The tiles that all of them see are shared. Rows that see nothing get no result.
 //
 //     row 0       ▒▒██████████▒▒▒
 //     row 1        ▒██████████▒▒▒▒         █ shared tiles
 //     row 2         ██████████▒▒▒▒▒        ▒ row by row
+//
+// Keys, then values: group by group of tiles all heads, so that memory is used page by page. While
+// one group is used the one after is fetched.
 template <int R>
-void attend_rows(const Shape& shape, const Tiles& tiles, const Ahead& ahead, const float* queries,
-                 const Seen* seen, float* scores, float* results) {
+void attend_rows(const Shape& shape, const Part& part, const float* queries, const Seen* seen,
+                 float* scores, float* results) {
   const Index head_dim = shape.head_dim, width = shape.width, record = shape.record;
-  score<R>(queries, head_dim, tiles.keys, seen[0].first / TILE,
-           padded(seen[R - 1].last, TILE) / TILE, scores, ahead.values);
+  const Bf16 *const *keys = part.tiles.keys, *const *values = part.tiles.values;
+  const Index begin = seen[0].first / TILE, end = padded(seen[R - 1].last, TILE) / TILE;
   const Index first = padded(seen[R - 1].first, TILE), last = seen[0].last / TILE * TILE;
   const bool shares = first < last;
-  for (int r = 0; r < R; ++r) {
-    if (seen[r].first >= seen[r].last) continue;
-    float *weights = scores + r * PARTITION, *result = results + r * record;
-    weigh(weights, seen[r], shape.scale, result);
-    if (shares && first == 0) continue;
-    for (Index i = 0; i < width; ++i) result[RESULT_HEAD + i] = 0.0f;
-    blend_row(weights, tiles.values, width, seen[r].first, shares ? first : seen[r].last,
-              result + RESULT_HEAD);
+  for (Index t = begin; t < end; t += GROUP) {
+    const Group next = t + GROUP < end ? group_at(keys, t + GROUP, end, head_dim)
+                       : shares        ? group_at(values, first / TILE, last / TILE, head_dim)
+                                       : group_at(values, begin, end, head_dim);
+    for (Index h = 0; h < part.heads; ++h) {
+      const Index offset = h * part.head_stride;
+      score<R>(queries + h * part.rows * head_dim, head_dim, keys + t, offset,
+               smaller(GROUP, end - t), scores + h * R * PARTITION + t * TILE,
+               next.of_head(offset));
+    }
+  }
+  for (Index h = 0; h < part.heads; ++h) {
+    for (int r = 0; r < R; ++r) {
+      if (seen[r].first >= seen[r].last) continue;
+      float* const weights = scores + (h * R + r) * PARTITION;
+      float* const result = results + (h * part.rows + r) * record;
+      weigh(weights, seen[r], shape.scale, result);
+      if (shares && first == 0) continue;
+      for (Index i = 0; i < width; ++i) result[RESULT_HEAD + i] = 0.0f;
+      blend_row(weights, values, h * part.head_stride, width, seen[r].first,
+                shares ? first : seen[r].last, result + RESULT_HEAD);
+    }
   }
   if (!shares) return;
-  blend<R>(scores, tiles.values, width, first / TILE, last / TILE, results + RESULT_HEAD, record,
-           ahead.keys);
-  for (int r = 0; r < R; ++r) {
-    blend_row(scores + r * PARTITION, tiles.values, width, last, seen[r].last,
-              results + r * record + RESULT_HEAD);
+  for (Index t = first / TILE; t < last / TILE; t += GROUP) {
+    const Group next = t + GROUP < last / TILE ? group_at(values, t + GROUP, last / TILE, head_dim)
+                       : part.next != nullptr  ? group_at(part.next, 0, GROUP, head_dim)
+                                               : group_at(values, t, last / TILE, head_dim);
+    for (Index h = 0; h < part.heads; ++h) {
+      const Index offset = h * part.head_stride;
+      blend<R>(scores + h * R * PARTITION + t * TILE, values + t, offset, width,
+               smaller(GROUP, last / TILE - t), results + h * part.rows * record + RESULT_HEAD,
+               record, t > 0, next.of_head(offset));
+    }
+  }
+  for (Index h = 0; h < part.heads; ++h) {
+    for (int r = 0; r < R; ++r) {
+      blend_row(scores + (h * R + r) * PARTITION, values, h * part.head_stride, width, last,
+                seen[r].last, results + (h * part.rows + r) * record + RESULT_HEAD);
+    }
   }
 }
 
-using AttendRows = void (*)(const Shape&, const Tiles&, const Ahead&, const float*, const Seen*,
-                            float*, float*);
+using AttendRows = void (*)(const Shape&, const Part&, const float*, const Seen*, float*, float*);
 
 template <int R = 1>
 AttendRows attend_rows_of(Index rows) {

@@ -95,34 +95,6 @@ using Element = Bf16;
 using Element = float;
 #endif
 
-// A tile of 6 × 2 sums leaves four of sixteen registers: two for weights, one for an element of x.
-// Written out for such sets, since gcc 12 by itself picks operand orders that cost a move, and
-// keeps the mask in a register: with it three sums were spilled (65 GFLOP/s in place of 93).
-#if OCTAVO_FMA && OCTAVO_LANES == 8
-
-alignas(32) static const std::uint32_t UPPER_HALVES[LANES] = {0xffff0000u, 0xffff0000u, 0xffff0000u,
-                                                              0xffff0000u, 0xffff0000u, 0xffff0000u,
-                                                              0xffff0000u, 0xffff0000u};
-
-OCTAVO_INLINE Floats upper_in_place(Words pairs) {
-  Floats upper;
-  __asm__("vpand %2, %1, %0"
-          : "=x"(upper)
-          : "x"(pairs), "m"(*reinterpret_cast<const Words*>(UPPER_HALVES)));
-  return upper;
-}
-
-OCTAVO_INLINE void accumulate(Floats& sum, Floats a, Floats b) {
-  __asm__("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
-}
-
-#elif !OCTAVO_DOT
-
-OCTAVO_INLINE Floats upper_in_place(Words pairs) { return upper_bf16(pairs); }
-OCTAVO_INLINE void accumulate(Floats& sum, Floats a, Floats b) { sum = fma(a, b, sum); }
-
-#endif
-
 // The products of one pair of inputs.
 template <int ROWS, int WIDTH>
 OCTAVO_INLINE void multiply_pair(const Element* x, Index x_stride, const Bf16* panel,

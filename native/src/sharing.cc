@@ -75,7 +75,7 @@ Sharing find_sharing(const AttentionArgs& args, Index partition, Index most, Poo
     const Index tokens = batch.query_start[sequence + 1] - first;
     const Index whole = tokens == 1 ? (batch.positions[first] + 1) / partition : 0;
     if (whole > 0) sharing.members[sharing.count++] = {sequence, item, whole};
-    item += (tokens + most - 1) / most * args.pages.kv_heads;
+    item += (tokens + most - 1) / most;
   }
   const Tables tables = {args.pages, partition / args.pages.block_size};
   std::sort(sharing.members, sharing.members + sharing.count,

@@ -5,8 +5,8 @@
 
 namespace octavo {
 
-// The sequences that decode, those that begin alike side by side; `item` counts the KV heads of all
-// tokens before theirs, in chunks of `most` tokens: what they begin at in a list of items.
+// The sequences that decode, those that begin alike side by side; `item` counts the chunks of
+// `most` tokens before theirs: where they are in a list of items.
 struct Member {
   Index sequence;
   Index item;

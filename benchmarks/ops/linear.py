@@ -2,10 +2,11 @@
 `F.linear`.
 
     python benchmarks/ops/linear.py [--threads 2] [--isa avx2] [--shapes smol,qwen,llama]
-        [--weights bf16,int8,int4] [--torch]
+        [--weights bf16,int8,int4] [--rows 1-16,32] [--cached] [--turns 3] [--torch]
 
 What `octavo bench ops` prints of one model, with one more column: how much quicker a form of the
-weights is than the first. The forms take turns, so that they meet the same machine.
+weights is than the first. Forms and rows take turns, so that they meet the same machine, and the
+best counts. With `--cached` all calls read the same weights, and only products limit them.
 """
 
 import argparse
@@ -59,6 +60,12 @@ def time_torch(shape: Shape, rows: int, threads: int, dtype: str) -> float | Non
         return best_s(lambda: linear(x, next(weights)), BUDGET_S)
 
 
+def row_counts(text: str) -> list[int]:
+    """`1-3,8` is 1, 2, 3, 8."""
+    spans = [[int(end) for end in part.split("-")] for part in text.split(",")]
+    return [rows for span in spans for rows in range(span[0], span[-1] + 1)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=2)
@@ -66,6 +73,8 @@ def main() -> None:
     parser.add_argument("--shapes", default="smol")
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
     parser.add_argument("--weights", default=",".join(PRODUCTS))
+    parser.add_argument("--cached", action="store_true", help="the same weights in each call")
+    parser.add_argument("--turns", type=int, default=1)
     parser.add_argument("--torch", action="store_true", help="time F.linear too, in both dtypes")
     chosen = parser.parse_args()
     ops = NativeOps(threads=chosen.threads, isa=chosen.isa)
@@ -76,16 +85,25 @@ def main() -> None:
     print(f"{ops.name}, {ops.threads} threads; limits in G/s: {limits}; {reads:.1f} GB/s")
     for model in chosen.shapes.split(","):
         for shape in SHAPES[model]:
-            cases = [LinearCase(ops, shape, form, rng) for form in chosen.weights.split(",")]
-            for rows in map(int, chosen.rows.split(",")):
-                timed = [case.time(rows, BUDGET_S) for case in cases]
-                first, _ = timed[0]
-                for case, (own, cost) in zip(cases, timed, strict=True):
+            cases = [
+                LinearCase(ops, shape, form, rng, cached=chosen.cached)
+                for form in chosen.weights.split(",")
+            ]
+            counts = row_counts(chosen.rows)
+            turns = [
+                [[case.time(rows, BUDGET_S / chosen.turns) for case in cases] for rows in counts]
+                for _ in range(chosen.turns)
+            ]
+            for rows, *timed in zip(counts, *turns, strict=True):
+                best = [min(times) for times in zip(*timed, strict=True)]
+                first, _ = best[0]
+                for case, (own, cost) in zip(cases, best, strict=True):
+                    bound = cost._replace(size_bytes=0) if chosen.cached else cost
                     print(
                         f"{model:6} {shape.name:9} M={rows:<4} {case.form:5} {own * 1e6:9.0f} us"
                         f" {cost.operations / own / 1e9:7.1f} G/s"
                         f" {cost.size_bytes / own / 1e9:6.1f} GB/s"
-                        f" {ceilings.floor_s(cost, case.form) / own:5.0%} {first / own:5.2f}x"
+                        f" {ceilings.floor_s(bound, case.form) / own:5.0%} {first / own:5.2f}x"
                     )
                 for dtype in ("float32", "bfloat16") if chosen.torch else ():
                     other = time_torch(shape, rows, chosen.threads, dtype)

@@ -21,6 +21,7 @@ constexpr Index BLOCK_BYTES = 192 * 1024;    // of x in one block and run
 constexpr Index GROUP_BYTES = 20 * 1024;     // of weights that a run keeps for all its rows
 constexpr Index CHUNK_BYTES = 64 * 1024;     // of weights in a piece, at least
 constexpr Index CHUNK_PANELS = 16;           // in a piece, at most
+constexpr Index RUNS_ALONE = 4;              // one tile of rows takes so many runs' inputs in one
 constexpr Index PIECES_PER_THREAD = 6;       // wanted, so that a slow thread holds nobody up
 constexpr Index PREPARED_ALONE = 16 * 1024;  // elements of x; more are shared out
 
@@ -44,7 +45,8 @@ struct Plan {
   Index block;  // tiles in a block
   Index blocks;
   Index panels;
-  Index chunk;  // panels in a piece
+  Index widest;  // panels of a tile
+  Index chunk;   // panels in a piece
   Index chunks;
   Index widest_block;  // rows in the largest block
 };
@@ -67,7 +69,8 @@ Plan make_plan(const LinearArgs& args, Pool& pool) {
   plan.inputs = OCTAVO_PADDED(weight.columns, DEPTH);
   plan.steps = quotient_up(args.rows, format.row_step);
   plan.tiles = quotient_up(plan.steps, format.max_steps);
-  const Index runs = plan.tiles == 1 ? 1 : quotient_up(plan.inputs, format.run_inputs);
+  const Index run_inputs = format.run_inputs * (plan.tiles == 1 ? RUNS_ALONE : 1);
+  const Index runs = quotient_up(plan.inputs, run_inputs);
   plan.run = OCTAVO_PADDED(quotient_up(plan.inputs, runs), DEPTH);
   plan.runs = quotient_up(plan.inputs, plan.run);
   plan.groups_at = plan.run / DEPTH * format.x_bytes;
@@ -82,11 +85,12 @@ Plan make_plan(const LinearArgs& args, Pool& pool) {
   const Index unit = weight.gated ? 2 : 1;
   const Index units = quotient_up(weight.rows, unit * PANEL);
   plan.panels = units * unit;
-  const Index group = format.tiles[least(plan.steps, format.max_steps)].panels;
+  plan.widest = most(format.tiles[plan.steps / plan.tiles].panels,
+                     format.tiles[quotient_up(plan.steps, plan.tiles)].panels);
   const Index pieces = quotient_up(pool.threads() * PIECES_PER_THREAD, plan.blocks);
   const Index wanted =
       most(plan.panels / pieces, quotient_up(CHUNK_BYTES, weight.panel_bytes * plan.blocks));
-  plan.chunk = OCTAVO_PADDED(least(most(wanted, 1), CHUNK_PANELS), group * unit);
+  plan.chunk = OCTAVO_PADDED(least(most(wanted, 1), CHUNK_PANELS), plan.widest * unit);
   plan.chunks = quotient_up(plan.panels, plan.chunk);
   return plan;
 }
@@ -192,36 +196,73 @@ void finish(const Plan& plan, const float* sums, Index sums_stride, Index row, I
   }
 }
 
+// Tiles of rows by panels.
+struct Piece {
+  Index first_tile;
+  Index last_tile;
+  Index panel;
+  Index panels;
+  Index next_panel;  // of the piece that this thread likely takes next
+};
+
+Piece piece_at(const Plan& plan, Index index) {
+  Piece piece{};
+  piece.first_tile = index / plan.chunks * plan.block;
+  piece.last_tile = least(piece.first_tile + plan.block, plan.tiles);
+  piece.panel = index % plan.chunks * plan.chunk;
+  piece.panels = least(plan.chunk, plan.panels - piece.panel);
+  const Index next = index + plan.pool->threads();
+  const bool last = next >= plan.blocks * plan.chunks;
+  piece.next_panel = last ? piece.panel : next % plan.chunks * plan.chunk;
+  return piece;
+}
+
+const unsigned char* values_at(const Plan& plan, Index panel, Index run) {
+  const PackedView& weight = plan.args->weight;
+  return weight.panels + panel * weight.panel_bytes + run * (plan.run / DEPTH) * weight.group_bytes;
+}
+
+// The values that come after group `p`, `group` panels wide, of a piece and run.
+const unsigned char* values_after(const Plan& plan, const Piece& piece, Index run, Index p,
+                                  Index group) {
+  if (p + group < piece.panels) return values_at(plan, piece.panel + p + group, run);
+  if (run + 1 < plan.runs) return values_at(plan, piece.panel, run + 1);
+  return values_at(plan, piece.next_panel, 0);
+}
+
 // One run of inputs for all tiles of a block: group by group of panels, each read once from memory
-// and then from the first-level cache, and so are the rows of x within a group.
-void multiply_run(const Plan& plan, Index first_tile, Index last_tile, Index panel, Index panels,
-                  Index run, float* sums, Index sums_stride) {
+// and then from the first-level cache, and so are the rows of x within a group. Memory is read
+// while a group is multiplied: its tiles, one after the other, fetch the next.
+void multiply_run(const Plan& plan, const Piece& piece, Index run, float* sums, Index sums_stride) {
   const PackedView& weight = plan.args->weight;
   const Index row_step = plan.format->row_step;
-  const Index input = run * plan.run;
-  const Index top = tile_start(plan, first_tile);
-  const Index run_bytes = least(plan.run, plan.inputs - input) / DEPTH * weight.group_bytes;
-  const Index widest = plan.format->tiles[tile_start(plan, first_tile + 1) - top].panels;
-  const Index group = most(1, GROUP_BYTES / run_bytes / widest) * widest;
-  const unsigned char* const values = weight.panels + input / DEPTH * weight.group_bytes;
-  const unsigned char* const factors =
-      weight.panels + weight.factors_at + input / DEPTH * weight.factor_bytes;
+  const Index tiles = piece.last_tile - piece.first_tile;
+  const Index top = tile_start(plan, piece.first_tile);
   TileArgs tile{};
   tile.x_stride = plan.x_stride;
   tile.groups_at = plan.groups_at;
   tile.panel_stride = weight.panel_bytes;
-  tile.inputs = least(plan.run, plan.inputs - input);
+  tile.inputs = least(plan.run, plan.inputs - run * plan.run);
+  tile.fetch_step = quotient_up(64, tiles);
   tile.sums_stride = sums_stride;
   tile.first = run == 0;
-  for (Index p = 0; p < panels; p += group) {
-    for (Index t = first_tile; t < last_tile; ++t) {
+  const Index run_bytes = tile.inputs / DEPTH * weight.group_bytes;
+  const Index group = most(1, GROUP_BYTES / run_bytes / plan.widest) * plan.widest;
+  const unsigned char* const factors =
+      weight.panels + weight.factors_at + run * (plan.run / DEPTH) * weight.factor_bytes;
+  for (Index p = 0; p < piece.panels; p += group) {
+    const Index stop = least(p + group, piece.panels);
+    const unsigned char* const next = values_after(plan, piece, run, p, group);
+    for (Index t = piece.first_tile; t < piece.last_tile; ++t) {
       const Index step = tile_start(plan, t);
       const Tiles& shape = plan.format->tiles[tile_start(plan, t + 1) - step];
+      const unsigned char* const share = next + (t - piece.first_tile) * run_bytes / tiles;
       tile.x = prepared(plan, run, step * row_step);
-      for (Index q = p; q < least(p + group, panels);) {
-        const bool whole = q + shape.panels <= least(p + group, panels);
-        tile.panels = values + (panel + q) * tile.panel_stride;
-        tile.factors = factors + (panel + q) * tile.panel_stride;
+      for (Index q = p; q < stop;) {
+        const bool whole = q + shape.panels <= stop;
+        tile.panels = values_at(plan, piece.panel + q, run);
+        tile.factors = factors + (piece.panel + q) * tile.panel_stride;
+        tile.fetch = share + (q - p) * tile.panel_stride;
         tile.sums = sums + (step - top) * row_step * sums_stride + q * PANEL;
         (whole ? shape.group : shape.single)(tile);
         q += whole ? shape.panels : 1;
@@ -230,26 +271,23 @@ void multiply_run(const Plan& plan, Index first_tile, Index last_tile, Index pan
   }
 }
 
-void multiply_piece(void* state, Index piece, int thread) {
+void multiply_piece(void* state, Index index, int thread) {
   const Plan& plan = *static_cast<const Plan*>(state);
-  const Index first_tile = piece / plan.chunks * plan.block;
-  const Index last_tile = least(first_tile + plan.block, plan.tiles);
-  const Index panel = piece % plan.chunks * plan.chunk;
-  const Index panels = least(plan.chunk, plan.panels - panel);
-  const Index sums_stride = panels * PANEL;
+  const Piece piece = piece_at(plan, index);
+  const Index sums_stride = piece.panels * PANEL;
   const Index sums_bytes =
       plan.widest_block * plan.chunk * PANEL * static_cast<Index>(sizeof(float));
   float* const sums =
       static_cast<float*>(plan.pool->local(thread, static_cast<std::size_t>(sums_bytes)));
   if (plan.format->open != nullptr) plan.format->open();
   for (Index run = 0; run < plan.runs; ++run) {
-    multiply_run(plan, first_tile, last_tile, panel, panels, run, sums, sums_stride);
+    multiply_run(plan, piece, run, sums, sums_stride);
   }
   if (plan.format->close != nullptr) plan.format->close();
   const Index row_step = plan.format->row_step;
-  const Index row = tile_start(plan, first_tile) * row_step;
-  const Index stop = least(tile_start(plan, last_tile) * row_step, plan.args->rows);
-  finish(plan, sums, sums_stride, row, stop - row, panel, panels);
+  const Index row = tile_start(plan, piece.first_tile) * row_step;
+  const Index stop = least(tile_start(plan, piece.last_tile) * row_step, plan.args->rows);
+  finish(plan, sums, sums_stride, row, stop - row, piece.panel, piece.panels);
 }
 
 }  // namespace

@@ -16,6 +16,10 @@ struct RowGroup {
 
 // A run of inputs for one tile of rows. Strides are in bytes but for that of the sums
 // `sums[r · sums_stride + p · PANEL + n]`. `first`: the sums start from zero.
+//
+// `fetch` are values of a panel that is needed next, and of as many panels after it as the tile
+// has. For each cache line of values that a tile multiplies it asks for one, `fetch_step` bytes on:
+// of all tiles of a block, each asks for its share.
 struct TileArgs {
   const unsigned char* x;  // row r is at x + r · x_stride; its groups lie groups_at bytes on
   Index x_stride;
@@ -23,6 +27,8 @@ struct TileArgs {
   const unsigned char* panels;
   const unsigned char* factors;
   Index panel_stride;
+  const unsigned char* fetch;
+  Index fetch_step;
   Index inputs;  // a multiple of DEPTH
   float* sums;
   Index sums_stride;

@@ -78,12 +78,14 @@ void multiply_tile(const TileArgs& args) {
 constexpr Index ROW_STEP = 1;
 constexpr int VECTORS = PANEL / LANES;  // in a panel
 
+// Each vector of each row is a chain of sums. Eight keep two units busy that take four cycles; more
+// leave room for delays. Few enough leave registers for weights and inputs.
 #if OCTAVO_LANES == 16
 constexpr int MAX_STEPS = 12;
 constexpr int panels_for(int rows) { return rows == 1 ? 8 : rows <= 4 ? 4 : 2; }
 #elif OCTAVO_LANES == 8
 constexpr int MAX_STEPS = 6;
-constexpr int panels_for(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
+constexpr int panels_for(int rows) { return rows == 1 ? 4 : rows <= 3 ? rows : 1; }
 #else
 constexpr int MAX_STEPS = 3;
 constexpr int panels_for(int) { return 1; }
@@ -95,17 +97,31 @@ using Element = Bf16;
 using Element = float;
 #endif
 
-// The products of one pair of inputs.
-template <int ROWS, int WIDTH>
+// sums[n] += x · weights[n]
+template <int WIDTH>
+OCTAVO_INLINE void multiply_row(const float* x, const Floats (&weights)[WIDTH],
+                                Floats (&sums)[WIDTH]) {
+  if constexpr (WIDTH == 2) {
+    accumulate_two(sums[0], sums[1], x, weights[0], weights[1]);
+  } else {
+    const Floats left = splat(*x);
+#pragma GCC unroll 16
+    for (int n = 0; n < WIDTH; ++n) accumulate(sums[n], left, weights[n]);
+  }
+}
+
+// The products of one pair of inputs with vectors FIRST … FIRST + WIDTH - 1 of the panels.
+template <int FIRST, int ROWS, int WIDTH>
 OCTAVO_INLINE void multiply_pair(const Element* x, Index x_stride, const Bf16* panel,
                                  Index panel_stride, Floats (&sums)[ROWS][WIDTH]) {
   const auto pairs = [&](int n) __attribute__((always_inline)) {
-    return load_words(panel + n / VECTORS * panel_stride + n % VECTORS * 2 * LANES);
+    const int vector = FIRST + n;
+    return panel + vector / VECTORS * panel_stride + vector % VECTORS * 2 * LANES;
   };
 #if OCTAVO_DOT
   Words weights[WIDTH];
 #pragma GCC unroll 16
-  for (int n = 0; n < WIDTH; ++n) weights[n] = pairs(n);
+  for (int n = 0; n < WIDTH; ++n) weights[n] = load_words(pairs(n));
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; ++r) {
     std::uint32_t pair;
@@ -115,50 +131,68 @@ OCTAVO_INLINE void multiply_pair(const Element* x, Index x_stride, const Bf16* p
       sums[r][n] = dot_pairs(splat_word(pair), weights[n], sums[r][n]);
   }
 #else
-  Floats weights[WIDTH];
+  if constexpr (ROWS == 1) {
+    const Floats even = splat(x[0]), odd = splat(x[1]);
 #pragma GCC unroll 16
-  for (int n = 0; n < WIDTH; ++n) weights[n] = lower_bf16(pairs(n));
+    for (int n = 0; n < WIDTH; ++n) {
+      const Words weights = load_words(pairs(n));
+      sums[0][n] = fma(even, lower_bf16(weights), sums[0][n]);
+      sums[0][n] = fma(odd, upper_bf16(weights), sums[0][n]);
+    }
+  } else {
+    Floats weights[WIDTH];
 #pragma GCC unroll 16
-  for (int r = 0; r < ROWS; ++r) {
-    const Floats left = splat(x[r * x_stride]);
+    for (int n = 0; n < WIDTH; ++n) weights[n] = lower_bf16(load_words(pairs(n)));
 #pragma GCC unroll 16
-    for (int n = 0; n < WIDTH; ++n) accumulate(sums[r][n], left, weights[n]);
-  }
+    for (int r = 0; r < ROWS; ++r) multiply_row(x + r * x_stride, weights, sums[r]);
 #pragma GCC unroll 16
-  for (int n = 0; n < WIDTH; ++n) weights[n] = upper_in_place(pairs(n));
+    for (int n = 0; n < WIDTH; ++n) weights[n] = upper_in_place(load_words(pairs(n)));
 #pragma GCC unroll 16
-  for (int r = 0; r < ROWS; ++r) {
-    const Floats left = splat(x[r * x_stride + 1]);
-#pragma GCC unroll 16
-    for (int n = 0; n < WIDTH; ++n) accumulate(sums[r][n], left, weights[n]);
+    for (int r = 0; r < ROWS; ++r) multiply_row(x + r * x_stride + 1, weights, sums[r]);
   }
 #endif
 }
 
-template <int ROWS, int PANELS>
-void multiply_tile(const TileArgs& args) {
-  constexpr int WIDTH = PANELS * VECTORS;
+// Vectors FIRST … FIRST + WIDTH - 1 of the panels; FETCHED panels are fetched.
+template <int ROWS, int FIRST, int WIDTH, int FETCHED>
+OCTAVO_INLINE void multiply_vectors(const TileArgs& args, const unsigned char* fetch) {
   Floats sums[ROWS][WIDTH] = {};
+  float* const target = args.sums + FIRST * LANES;
   if (!args.first) {
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r) {
 #pragma GCC unroll 16
-      for (int n = 0; n < WIDTH; ++n) {
-        sums[r][n] = load(args.sums + r * args.sums_stride + n * LANES);
-      }
+      for (int n = 0; n < WIDTH; ++n) sums[r][n] = load(target + r * args.sums_stride + n * LANES);
     }
   }
   const Element* x = reinterpret_cast<const Element*>(args.x);
   const Bf16* panel = reinterpret_cast<const Bf16*>(args.panels);
   const Index x_stride = args.x_stride / static_cast<Index>(sizeof(Element));
   const Index panel_stride = args.panel_stride / static_cast<Index>(sizeof(Bf16));
-  for (Index k = 0; k < args.inputs; k += 2, x += 2, panel += 2 * PANEL) {
-    multiply_pair<ROWS, WIDTH>(x, x_stride, panel, panel_stride, sums);
+  const Index inputs = args.inputs, fetch_step = args.fetch_step;
+  for (Index k = 0; k < inputs; k += 2, x += 2, panel += 2 * PANEL, fetch += fetch_step) {
+#pragma GCC unroll 16
+    for (int p = 0; p < FETCHED; ++p) __builtin_prefetch(fetch + p * args.panel_stride, 0, 2);
+    multiply_pair<FIRST>(x, x_stride, panel, panel_stride, sums);
   }
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; ++r) {
 #pragma GCC unroll 16
-    for (int n = 0; n < WIDTH; ++n) store(args.sums + r * args.sums_stride + n * LANES, sums[r][n]);
+    for (int n = 0; n < WIDTH; ++n) store(target + r * args.sums_stride + n * LANES, sums[r][n]);
+  }
+}
+
+template <int ROWS, int PANELS>
+void multiply_tile(const TileArgs& args) {
+  constexpr int WIDTH = PANELS * VECTORS;
+  if constexpr (ROWS == 3 && WIDTH == 6) {
+    // 3 × 3 twice: 3 × 4 sums, three inputs and a weight are sixteen registers, of which gcc 12
+    // makes no use.
+    multiply_vectors<ROWS, 0, 3, 2>(args, args.fetch);
+    multiply_vectors<ROWS, 3, 3, 1>(args, args.fetch + 2 * args.panel_stride);
+  } else {
+    // The machine by itself reads ahead well enough for one row.
+    multiply_vectors<ROWS, 0, WIDTH, ROWS == 1 ? 0 : PANELS>(args, args.fetch);
   }
 }
 

@@ -82,16 +82,25 @@ class AttentionRow:
 
 
 class LinearCase:
-    """`linear` with one matrix of random weights in one form: speed does not depend on them."""
+    """`linear` with one matrix of random weights in one form: speed does not depend on them.
+
+    `cached`: each call takes the same copy, so that caches hold as much of it as they can.
+    """
 
     def __init__(
-        self, ops: NativeOps, shape: Shape, form: Products, rng: np.random.Generator
+        self,
+        ops: NativeOps,
+        shape: Shape,
+        form: Products,
+        rng: np.random.Generator,
+        *,
+        cached: bool = False,
     ) -> None:
         copies = max(1, min(MOST_COPIES, COLD_BYTES // (2 * shape.weights)))
         weight = _weight_of(form, rng, shape)
         packed = [
             ops.pack_gated(weight, weight) if shape.gated else ops.pack(weight)
-            for _ in range(copies)
+            for _ in range(1 if cached else copies)
         ]
         self.shape, self.form, self.nbytes = shape, form, packed[0].nbytes
         self._ops, self._rng, self._packed = ops, rng, cycle(packed)

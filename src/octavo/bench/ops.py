@@ -15,7 +15,19 @@ from ml_dtypes import bfloat16
 
 from octavo.models.spec import ModelSpec
 from octavo.ops import costs
-from octavo.ops.api import F32, GROUP, Activation, Batch, KVLayout, KVPages, Quantised, Weight
+from octavo.ops.api import (
+    F32,
+    GROUP,
+    SCALE_BYTES,
+    TILE_TOKENS,
+    Activation,
+    Batch,
+    KVLayout,
+    KVPages,
+    KVPool,
+    Quantised,
+    Weight,
+)
 from octavo.ops.ceilings import Ceilings, best_s
 from octavo.ops.costs import Cost, Products
 from octavo.ops.native import NativeOps
@@ -134,8 +146,7 @@ class AttentionCase:
     ) -> None:
         count = ceil_div(context, layout.block_size)
         blocks = sequences * count
-        filling = rng.standard_normal(2**16, np.float32).astype(bfloat16)
-        self.pool = np.resize(filling, (blocks, *layout.shape))
+        self.pool = _filled(rng, layout, blocks)
         self.table = rng.permutation(blocks).astype(np.int32).reshape(sequences, count)
         self.table[:, : shared // layout.block_size] = self.table[0, : shared // layout.block_size]
         width = (heads + 2 * layout.kv_heads) * layout.head_dim
@@ -164,6 +175,15 @@ class AttentionCase:
 
     def _pages(self, layer: int) -> KVPages:
         return KVPages(pool=self.pool, layout=self.layout, layer=layer, table=self.table)
+
+
+def _filled(rng: np.random.Generator, layout: KVLayout, blocks: int) -> KVPool:
+    if layout.dtype == "bfloat16":
+        filling = rng.standard_normal(2**16, np.float32).astype(bfloat16)
+        return np.resize(filling, (blocks, *layout.shape))
+    pool: KVPool = np.resize(rng.integers(0, 256, 2**16, np.uint8), (blocks, *layout.shape))
+    pool[..., : TILE_TOKENS * SCALE_BYTES].view(np.float32)[...] = 2.0**-6
+    return pool
 
 
 def measure_linear(
@@ -219,7 +239,7 @@ def measure_attention(
 
 def cold_layers(layout: KVLayout, tokens: int) -> int:
     """So many layers of so many tokens are more than caches hold."""
-    token_bytes = 2 * 2 * layout.kv_heads * layout.head_dim
+    token_bytes = 2 * layout.kv_heads * layout.head_bytes
     return max(1, ceil_div(COLD_BYTES, tokens * token_bytes))
 
 

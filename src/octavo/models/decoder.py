@@ -10,7 +10,7 @@ import numpy as np
 
 from octavo.models.spec import ModelSpec
 from octavo.models.weights.pack import LayerWeights, Weights
-from octavo.ops.api import BF16, F32, TILE_TOKENS, Batch, KVPages, Ops
+from octavo.ops.api import F32, TILE_TOKENS, Batch, KVPages, KVPool, KVType, Ops
 
 
 class Decoder:
@@ -52,7 +52,7 @@ class Decoder:
         tables = self._rope.cos.nbytes + self._rope.sin.nbytes
         return tables + sum(buffer.nbytes for buffer in buffers)
 
-    def forward(self, batch: Batch, pool: BF16) -> F32:
+    def forward(self, batch: Batch, pool: KVPool) -> F32:
         """Compute the batch's positions, write their KV, and give the logits of its `logit_rows`.
 
         Shapes   pool [blocks, *spec.kv_layout(B).shape], which serves all layer groups; batch at
@@ -65,7 +65,8 @@ class Decoder:
         ops, weights = self.ops, self.weights
         x = self._residual[:tokens]
         ops.embed(weights.embedding, batch.tokens, x)
-        layout = self.spec.kv_layout(pool.shape[-2] * TILE_TOKENS)
+        dtype: KVType = "int8" if pool.dtype == np.uint8 else "bfloat16"
+        layout = self.spec.kv_layout(pool.shape[-2] * TILE_TOKENS, dtype)
         for layer, (group, index, window) in zip(weights.layers, self._places, strict=True):
             pages = KVPages(pool, layout, index, batch.tables[group])
             self._layer(layer, x, batch, pages, window)

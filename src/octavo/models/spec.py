@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.errors import ModelFileError
-from octavo.ops.api import Activation, KVLayout, Rope
+from octavo.ops.api import Activation, KVLayout, KVType, Rope
 from octavo.units import ceil_div
 
 
@@ -143,13 +143,14 @@ class ModelSpec:
     def attention_scale(self) -> float:
         return 1.0 / math.sqrt(self.head_dim)
 
-    def kv_layout(self, block_size: int) -> KVLayout:
+    def kv_layout(self, block_size: int, dtype: KVType = "bfloat16") -> KVLayout:
         """How one block lies in memory; the same for every layer group."""
         return KVLayout(
             layers=max(len(group.layers) for group in self.groups),
             kv_heads=self.kv_heads,
             head_dim=self.head_dim,
             block_size=block_size,
+            dtype=dtype,
         )
 
 

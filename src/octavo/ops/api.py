@@ -3,9 +3,9 @@
 Symbols  T tokens in the batch, S sequences in it, D hidden size, V vocabulary, Hq query heads,
          Hk key/value heads, E head size, B block size (a multiple of 16), R rows of logits.
 
-Activations are float32 and C-contiguous; keys and values are bfloat16; weights are bfloat16, or
-small integers with a scale. A kernel that multiplies in bfloat16 rounds its activations on the way
-in.
+Activations are float32 and C-contiguous; keys and values are bfloat16, or int8 with a scale;
+weights are bfloat16, or small integers with a scale. A kernel that multiplies in bfloat16 rounds
+its activations on the way in.
 
 Rule of all ops (the same bits): an output row depends on its own input row alone. The order in
 which its sums are taken follows from the shapes of the weights and the row's position, never from
@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -32,12 +33,17 @@ U8 = npt.NDArray[np.uint8]
 U16 = npt.NDArray[np.uint16]
 
 TILE_TOKENS = 16
+SCALE_BYTES = 4
+"""Of the scale that a head of a token has in int8: float32."""
 GROUP = 32
 """Inputs that share a scale, of quantised weights and of what they are multiplied by."""
 PANEL = 16
 """Rows to whose multiple packed matrices are padded; their columns are padded to whole groups."""
 
 Activation = Literal["silu", "gelu_tanh"]
+KVType = Literal["bfloat16", "int8"]
+KVPool = npt.NDArray[Any]
+"""`KVLayout.element`: ml_dtypes.bfloat16, or uint8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,33 +51,49 @@ class KVLayout:
     """How the KV of one block lies in memory.
 
     A block holds `block_size` tokens of `layers` layers. The pool is one array
-    `[blocks, layers, 2, Hk, B / 16, 16 * E]` of bfloat16: a page (one layer of one block) is K then
-    V; each is, head by head, a run of 16-token tiles. Inside a tile
+    `[blocks, layers, 2, Hk, B / 16, elements of a tile]`: a page (one layer of one block) is K then
+    V; each is, head by head, a run of 16-token tiles. Inside a tile of bfloat16, 16 · E elements,
 
         K  [E / 2][16 tokens][2]    pairs along the head dimension
         V  [8][E][2]                pairs along the tokens
 
     so that a tile is the right-hand operand of a bfloat16 matrix unit as it lies: K for q·Kᵀ,
-    V for p·V.
+    V for p·V. A tile of int8 has 16 scales, float32, before its bytes, 16 · (4 + E) in all:
+
+        K  [16 scales][E][16 tokens]
+        V  [16 scales][16 tokens][E]
+
+    A head of a token is scale · q, with scale = max |x| / 127 and q rounded to nearest even.
     """
 
     layers: int
     kv_heads: int
     head_dim: int
     block_size: int = TILE_TOKENS
+    dtype: KVType = "bfloat16"
 
     @property
     def tiles(self) -> int:
         return self.block_size // TILE_TOKENS
 
     @property
+    def element(self) -> np.dtype[Any]:
+        return np.dtype(ml_dtypes.bfloat16 if self.dtype == "bfloat16" else np.uint8)
+
+    @property
+    def head_bytes(self) -> int:
+        """The key, or the value, of one token and head."""
+        return 2 * self.head_dim if self.dtype == "bfloat16" else SCALE_BYTES + self.head_dim
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one block's elements, without the leading block axis."""
-        return (self.layers, 2, self.kv_heads, self.tiles, TILE_TOKENS * self.head_dim)
+        elements = TILE_TOKENS * self.head_bytes // self.element.itemsize
+        return (self.layers, 2, self.kv_heads, self.tiles, elements)
 
     @property
     def block_bytes(self) -> int:
-        return 2 * self.layers * 2 * self.kv_heads * self.block_size * self.head_dim
+        return self.layers * 2 * self.kv_heads * self.block_size * self.head_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +105,7 @@ class KVPages:
     needs any more may say anything.
     """
 
-    pool: BF16
+    pool: KVPool
     layout: KVLayout
     layer: int
     table: I32
@@ -329,7 +351,7 @@ class Ops(Protocol):
                  (arXiv:1805.02867).
         """
 
-    def copy_blocks(self, pool: BF16, sources: I32, targets: I32) -> None:
+    def copy_blocks(self, pool: KVPool, sources: I32, targets: I32) -> None:
         """pool[targets[i]] = pool[sources[i]], one after the other."""
 
     def take_rows(self, x: F32, rows: I32, out: F32) -> None:

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from octavo.ops.api import BF16, F32, I32, Batch, KVPages, Norm, Packed, Rope
+from octavo.ops.api import F32, I32, Batch, KVPages, KVPool, Norm, Packed, Rope
 
 Products = Literal["bf16", "int8", "int4"]
 """Those that `linear` takes, by the form of its weights."""
@@ -55,7 +55,7 @@ def rope_write_kv(qkv: F32, rope: Rope | None, kv: KVPages) -> Cost:
     layout = kv.layout
     stored = layout.kv_heads * layout.head_dim
     turned_bytes = 4 * rows * (width - stored)
-    size_bytes = qkv.nbytes + 2 * rows * 2 * stored
+    size_bytes = qkv.nbytes + rows * 2 * layout.kv_heads * layout.head_bytes
     if rope is None:
         return Cost(size_bytes, 0)
     heads = width // layout.head_dim - layout.kv_heads
@@ -72,11 +72,11 @@ def paged_attention(batch: Batch, kv: KVPages, out: F32, *, window: int | None =
     slots = layout.block_size * len(_blocks_seen(batch, kv, window))
     # A block that nobody shares is counted to the last position that is seen of it.
     held = min(slots, int(_positions_seen(batch, window).sum()))
-    kv_bytes = 2 * 2 * layout.kv_heads * layout.head_dim * held
+    kv_bytes = 2 * layout.kv_heads * layout.head_bytes * held
     return Cost(kv_bytes + 2 * out.nbytes, 4 * out.shape[1] * int(seen.sum()))
 
 
-def copy_blocks(pool: BF16, sources: I32) -> Cost:
+def copy_blocks(pool: KVPool, sources: I32) -> Cost:
     return Cost(2 * len(sources) * (pool.nbytes // len(pool)), 0)
 
 

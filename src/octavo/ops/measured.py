@@ -17,6 +17,7 @@ from octavo.ops.api import (
     Draws,
     Encoded,
     KVPages,
+    KVPool,
     Norm,
     Ops,
     Packed,
@@ -125,7 +126,7 @@ class MeasuredOps:
             lambda: costs.paged_attention(batch, kv, out, window=window),
         )
 
-    def copy_blocks(self, pool: BF16, sources: I32, targets: I32) -> None:
+    def copy_blocks(self, pool: KVPool, sources: I32, targets: I32) -> None:
         self._run(
             "copy_blocks",
             lambda: self._ops.copy_blocks(pool, sources, targets),

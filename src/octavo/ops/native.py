@@ -28,6 +28,7 @@ from octavo.ops.api import (
     Encoded,
     Form,
     KVPages,
+    KVPool,
     Norm,
     NotFinite,
     Packed,
@@ -157,7 +158,9 @@ class NativeOps:
 
     def rope_write_kv(self, qkv: F32, batch: Batch, rope: Rope | None, kv: KVPages) -> None:
         cos, sin = (None, None) if rope is None else (rope.cos, rope.sin)
-        self._backend.rope_write_kv(qkv, _rows(batch), cos, sin, _bits(kv.pool), kv.layer, kv.table)
+        self._backend.rope_write_kv(
+            qkv, _rows(batch), cos, sin, _elements(kv.pool), kv.layer, kv.table
+        )
 
     def paged_attention(
         self,
@@ -170,11 +173,11 @@ class NativeOps:
         window: int | None = None,
     ) -> None:
         self._backend.paged_attention(
-            qkv, _rows(batch), _bits(kv.pool), kv.layer, kv.table, out, scale, window or 0
+            qkv, _rows(batch), _elements(kv.pool), kv.layer, kv.table, out, scale, window or 0
         )
 
-    def copy_blocks(self, pool: BF16, sources: I32, targets: I32) -> None:
-        self._backend.copy_blocks(_bits(pool), sources, targets)
+    def copy_blocks(self, pool: KVPool, sources: I32, targets: I32) -> None:
+        self._backend.copy_blocks(_elements(pool), sources, targets)
 
     def argmax(self, logits: F32, out: I32, logprob: F32) -> None:
         self._backend.argmax(logits, out, logprob)
@@ -216,6 +219,10 @@ def _encoding(weight: Quantised) -> int:
 def _arrays(weight: Quantised) -> tuple[U8, U16, U16 | None]:
     offsets = None if weight.offsets is None else weight.offsets.view(np.uint16)
     return weight.values, weight.scales.view(np.uint16), offsets
+
+
+def _elements(pool: KVPool) -> KVPool:
+    return pool if pool.dtype == np.uint8 else _bits(pool)
 
 
 def _bits(matrix: Weight) -> BF16:

@@ -8,7 +8,7 @@ same bits holds here too. The first part reads and writes single tokens in the t
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
@@ -20,6 +20,7 @@ from octavo.ops.api import (
     F32,
     GROUP,
     I32,
+    SCALE_BYTES,
     TILE_TOKENS,
     Activation,
     Batch,
@@ -27,6 +28,7 @@ from octavo.ops.api import (
     Encoded,
     KVLayout,
     KVPages,
+    KVPool,
     Norm,
     NotFinite,
     Packed,
@@ -39,30 +41,54 @@ from octavo.ops.integers import integers_of
 
 Floats = npt.NDArray[Any]
 """float32 or float64, as the backend was asked to compute."""
+I8 = npt.NDArray[np.int8]
 
 
-def key_page(pool: BF16, layout: KVLayout, block: int, layer: int) -> BF16:
-    """The keys of one page as a view `[Hk, B / 16, E / 2, 16, 2]`."""
+def key_page(pool: KVPool, layout: KVLayout, block: int, layer: int) -> BF16:
+    """The bfloat16 keys of one page as a view `[Hk, B / 16, E / 2, 16, 2]`."""
     shape = (layout.kv_heads, layout.tiles, layout.head_dim // 2, TILE_TOKENS, 2)
     page: BF16 = pool[block, layer, 0].reshape(shape)
     return page
 
 
-def value_page(pool: BF16, layout: KVLayout, block: int, layer: int) -> BF16:
-    """The values of one page as a view `[Hk, B / 16, 8, E, 2]`."""
+def value_page(pool: KVPool, layout: KVLayout, block: int, layer: int) -> BF16:
+    """The bfloat16 values of one page as a view `[Hk, B / 16, 8, E, 2]`."""
     shape = (layout.kv_heads, layout.tiles, TILE_TOKENS // 2, layout.head_dim, 2)
     page: BF16 = pool[block, layer, 1].reshape(shape)
     return page
 
 
+def scaled_page(
+    pool: KVPool, layout: KVLayout, block: int, layer: int, part: Literal[0, 1]
+) -> tuple[F32, I8]:
+    """The int8 keys (part 0) or values (1) of one page as views: scales `[Hk, B / 16, 16]`, and
+    integers `[Hk, B / 16, 16, E]`."""
+    tiles = pool[block, layer, part]
+    start, heads = TILE_TOKENS * SCALE_BYTES, tiles.shape[:2]
+    integers = tiles[..., start:].view(np.int8)
+    if part == 0:
+        return tiles[..., :start].view(np.float32), integers.reshape(
+            *heads, layout.head_dim, TILE_TOKENS
+        ).swapaxes(2, 3)
+    return tiles[..., :start].view(np.float32), integers.reshape(
+        *heads, TILE_TOKENS, layout.head_dim
+    )
+
+
 def write_token(
-    pool: BF16, layout: KVLayout, block: int, layer: int, offset: int, key: Floats, value: Floats
+    pool: KVPool, layout: KVLayout, block: int, layer: int, offset: int, key: Floats, value: Floats
 ) -> None:
-    """Put the key and value of the token at `offset` in `block`, rounded to the pool's dtype.
+    """Put the key and value of the token at `offset` in `block`, rounded as the layout says.
 
     Shapes   key, value [Hk, E]; 0 <= offset < B.
     """
     tile, slot = divmod(offset, TILE_TOKENS)
+    if layout.dtype == "int8":
+        for part, heads in ((0, key), (1, value)):
+            scales, integers = scaled_page(pool, layout, block, layer, part)
+            for head, row in enumerate(heads):
+                scales[head, tile, slot], integers[head, tile, slot] = scaled_row(row)
+        return
     pairs = key.reshape(layout.kv_heads, layout.head_dim // 2, 2)
     key_page(pool, layout, block, layer)[:, tile, :, slot, :] = pairs.astype(pool.dtype)
     values = value_page(pool, layout, block, layer)
@@ -70,19 +96,28 @@ def write_token(
 
 
 def read_token(
-    pool: BF16, layout: KVLayout, block: int, layer: int, offset: int
-) -> tuple[BF16, BF16]:
-    """Copies of the key and the value [Hk, E] of the token at `offset` in `block`."""
+    pool: KVPool, layout: KVLayout, block: int, layer: int, offset: int
+) -> tuple[Floats, Floats]:
+    """Copies of the key and the value [Hk, E] of the token at `offset` in `block`; of int8 as
+    float64, exact."""
     tile, slot = divmod(offset, TILE_TOKENS)
+    if layout.dtype == "int8":
+        pages = (scaled_page(pool, layout, block, layer, part) for part in (0, 1))
+        key, value = (
+            scales[:, tile, slot, None].astype(np.float64) * integers[:, tile, slot]
+            for scales, integers in pages
+        )
+        return key, value
     key = key_page(pool, layout, block, layer)[:, tile, :, slot, :]
     value = value_page(pool, layout, block, layer)[:, tile, slot // 2, :, slot % 2]
     return key.reshape(layout.kv_heads, layout.head_dim), value.copy()
 
 
-def read_sequence(kv: KVPages, sequence: int, length: int, first: int = 0) -> tuple[BF16, BF16]:
+def read_sequence(kv: KVPages, sequence: int, length: int, first: int = 0) -> tuple[Floats, Floats]:
     """The keys and values [length - first, Hk, E] of positions first … length - 1 of a sequence."""
     shape = (length - first, kv.layout.kv_heads, kv.layout.head_dim)
-    keys, values = np.empty(shape, kv.pool.dtype), np.empty(shape, kv.pool.dtype)
+    dtype = np.float64 if kv.layout.dtype == "int8" else kv.pool.dtype
+    keys, values = np.empty(shape, dtype), np.empty(shape, dtype)
     for row, position in enumerate(range(first, length)):
         block, offset = place(kv, sequence, position)
         keys[row], values[row] = read_token(kv.pool, kv.layout, block, kv.layer, offset)
@@ -237,7 +272,7 @@ class ReferenceOps:
                 weights = _softmax(keys[seen] @ query * scale)
                 targets[row, head] = weights @ values[seen]
 
-    def copy_blocks(self, pool: BF16, sources: I32, targets: I32) -> None:
+    def copy_blocks(self, pool: KVPool, sources: I32, targets: I32) -> None:
         for source, target in zip(sources, targets, strict=True):
             pool[target] = pool[source]
 
@@ -286,15 +321,27 @@ def quantised_row(row: Floats) -> Floats:
     """
     padded = np.zeros(-(-row.size // GROUP) * GROUP, np.float32)
     padded[: row.size] = row
-    groups = padded.reshape(-1, GROUP)
+    scales, integers = _scaled(padded.reshape(-1, GROUP))
+    result: Floats = (integers * scales.astype(row.dtype)).reshape(-1)[: row.size]
+    return result
+
+
+def scaled_row(row: Floats) -> tuple[np.float32, I8]:
+    """The scale and the integers of a key or value in int8; the scale of one that is not finite is
+    NaN."""
+    scales, integers = _scaled(row.astype(np.float32).reshape(1, -1))
+    return scales[0, 0], integers[0].astype(np.int8)
+
+
+def _scaled(groups: F32) -> tuple[F32, F32]:
+    """Of each row its scale [.., 1], max |x| / 127, and its integers; 0 below 2^-100."""
     most = np.abs(groups).max(axis=1, keepdims=True)
     usual = np.isfinite(most) & (most >= 2.0**-100)
     inverse = np.divide(np.float32(127), most, out=np.zeros_like(most), where=usual)
     with np.errstate(invalid="ignore"):
         integers = np.where(usual, np.rint(groups * inverse), 0)
         scales = np.where(usual, most / np.float32(127), most * 0)
-    result: Floats = (integers * scales.astype(row.dtype)).reshape(-1)[: row.size]
-    return result
+    return scales, integers
 
 
 def _values(weight: Packed) -> Floats:

@@ -21,8 +21,8 @@ class Mover:
 
     def __init__(self, pool: KVStorage, arena: KVStorage) -> None:
         assert pool.layout == arena.layout, "a block must fit a slot"
-        self._pool = pool.pool.view(np.uint16)
-        self._arena = arena.pool.view(np.uint16)
+        self._pool = pool.pool.view(np.uint8)
+        self._arena = arena.pool.view(np.uint8)
 
     def move_out(self, moves: Iterable[Move]) -> int:
         """Carry out those of `moves` that go out, in order; returns how many."""

@@ -7,7 +7,7 @@ import numpy as np
 
 from octavo.core.plan import BlockCopy, RowFailed, Sampled, Span, StepPlan, StepResult
 from octavo.core.request import Request
-from octavo.ops.api import BF16, F32, Batch, Ops
+from octavo.ops.api import F32, Batch, KVPool, Ops
 from octavo.runtime.batch import RowTables, make_batch
 from octavo.runtime.movers import Mover
 from octavo.runtime.sampler import Draw, Sampler
@@ -17,7 +17,7 @@ from octavo.runtime.storage import KVStorage
 class Network(Protocol):
     """A decoder: writes the KV of the batch, and gives the logits of its `logit_rows`."""
 
-    def forward(self, batch: Batch, pool: BF16) -> F32: ...
+    def forward(self, batch: Batch, pool: KVPool) -> F32: ...
 
 
 class ModelRunner:

@@ -8,7 +8,7 @@ same bits holds here too. The first part reads and writes single tokens in the t
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -59,7 +59,7 @@ def value_page(pool: KVPool, layout: KVLayout, block: int, layer: int) -> BF16:
 
 
 def scaled_page(
-    pool: KVPool, layout: KVLayout, block: int, layer: int, part: Literal[0, 1]
+    pool: KVPool, layout: KVLayout, block: int, layer: int, part: int
 ) -> tuple[F32, I8]:
     """The int8 keys (part 0) or values (1) of one page as views: scales `[Hk, B / 16, 16]`, and
     integers `[Hk, B / 16, 16, E]`."""

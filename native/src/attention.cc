@@ -61,6 +61,7 @@ struct Run {
 struct Call {
   const AttentionArgs& args;
   Pool& pool;
+  const Format& format;
   Index group;  // query heads a KV head
   Shape shape;
   Index together;  // KV heads of a token in one run
@@ -74,7 +75,7 @@ struct Bench {
   float* scores;   // [heads, MOST_ROWS, 256]
   float* results;  // [heads, rows] of records, of one partition
   float* totals;   // [Hk, rows] of records, merged
-  Bf16* values;    // [16] tiles padded to `width`, used when E is no multiple of 16
+  Byte* values;    // [16] tiles padded to `width`, used when E is no multiple of 16
 };
 
 Index rows_of(const Call& call, const Item& item) { return item.tokens * call.group; }
@@ -118,14 +119,14 @@ void gather_queries(const Call& call, const Run& run, float* queries) {
 
 Tiles find_tiles(const Call& call, const Item& item, Index head, Index partition) {
   const PagesView& pages = call.args.pages;
-  const Index tile = TILE * pages.head_dim, run = pages.block_size * pages.head_dim;
+  const Index tile = call.format.tile_bytes(pages.head_dim), run = pages.block_size / TILE * tile;
   const std::int32_t* table = pages.table + item.sequence * pages.table_width;
   const Index first = seen(call, item, 0, partition).first;
   const Index last = seen(call, item, rows_of(call, item) - 1, partition).last;
   Tiles tiles = {};
   for (Index t = first / TILE; t * TILE < last; ++t) {
     const Index position = partition * PARTITION + t * TILE;
-    const Bf16* page = pages.pool + table[position / pages.block_size] * pages.block_stride;
+    const Byte* page = pages.pool + table[position / pages.block_size] * pages.block_stride;
     tiles.keys[t] = page + head * run + position % pages.block_size / TILE * tile;
     tiles.values[t] = tiles.keys[t] + pages.kv_heads * run;
   }
@@ -133,14 +134,13 @@ Tiles find_tiles(const Call& call, const Item& item, Index head, Index partition
 }
 
 // Copies the tiles of values to tiles padded with zeros to whole blocks of columns.
-void widen_values(Tiles& tiles, Index head_dim, Index width, Bf16* to) {
-  for (Index t = 0; t < PARTITION_TILES; ++t) {
-    const Bf16* from = tiles.values[t];
-    if (from == nullptr) continue;
-    tiles.values[t] = to;
-    for (Index pair = 0; pair < TILE / 2; ++pair, from += 2 * head_dim, to += 2 * width) {
-      for (Index i = 0; i < 2 * width; ++i) to[i] = i < 2 * head_dim ? from[i] : Bf16{0};
-    }
+void widen_values(const Call& call, Tiles& tiles, Byte* to) {
+  const Index head_dim = call.shape.head_dim, width = call.shape.width;
+  for (const Byte*& values : tiles.values) {
+    if (values == nullptr) continue;
+    call.format.widen(values, head_dim, width, to);
+    values = to;
+    to += call.format.tile_bytes(width);
   }
 }
 
@@ -154,8 +154,8 @@ void attend_partition(const Call& call, const Run& run, Index partition, const P
     Seen each[MOST_ROWS] = {};
     for (Index r = 0; r < some; ++r) each[r] = seen(call, run, row + r, partition);
     if (each[some - 1].last == 0 || each[0].first == PARTITION) continue;
-    attend_rows_of(some)(call.shape, part, bench.queries + row * call.shape.head_dim, each,
-                         bench.scores, results + row * call.shape.record);
+    call.format.attend_rows(some)(call.shape, part, bench.queries + row * call.shape.head_dim, each,
+                                  bench.scores, results + row * call.shape.record);
   }
 }
 
@@ -165,17 +165,18 @@ OCTAVO_INLINE void attend_partitions(const Call& call, const Run& run, const Ben
                                      Place place, Done done) {
   const Item& item = **run.items;
   const Shape& shape = call.shape;
+  const PagesView& pages = call.args.pages;
+  const Index head_stride = pages.block_size / TILE * call.format.tile_bytes(pages.head_dim);
   gather_queries(call, run, bench.queries);
   Tiles next = find_tiles(call, item, run.head, run.first);
   for (Index partition = run.first; partition < run.last; ++partition) {
-    Part part = {next, nullptr, run.heads, call.args.pages.block_size * shape.head_dim,
-                 rows_of(call, run)};
+    Part part = {next, nullptr, run.heads, head_stride, rows_of(call, run)};
     if (partition + 1 < run.last) {
       next = find_tiles(call, item, run.head, partition + 1);
       if (next.keys[GROUP - 1] != nullptr) part.next = next.keys;
     }
     if (shape.width != shape.head_dim) {
-      widen_values(part.tiles, shape.head_dim, shape.width, bench.values);
+      widen_values(call, part.tiles, bench.values);
     }
     attend_partition(call, run, partition, part, bench, place(partition));
     done(partition);
@@ -228,15 +229,16 @@ Bench bench_of(const Call& call, Index heads, Index rows, Index merged, int thre
   const Shape& shape = call.shape;
   const Index queries = padded(heads * rows * shape.head_dim, TILE);
   const Index scores = heads * MOST_ROWS * PARTITION, records = rows * shape.record;
-  const Index values = shape.width == shape.head_dim ? 0 : PARTITION * shape.width;
-  const Index bytes = (queries + scores + (heads + merged) * records) * 4 + values * 2;
+  const Index values =
+      shape.width == shape.head_dim ? 0 : PARTITION_TILES * call.format.tile_bytes(shape.width);
+  const Index bytes = (queries + scores + (heads + merged) * records) * 4 + values;
   float* memory = static_cast<float*>(call.pool.local(thread, static_cast<std::size_t>(bytes)));
   Bench bench;
   bench.queries = memory;
   bench.scores = bench.queries + queries;
   bench.results = bench.scores + scores;
   bench.totals = bench.results + heads * records;
-  bench.values = reinterpret_cast<Bf16*>(bench.totals + merged * records);
+  bench.values = reinterpret_cast<Byte*>(bench.totals + merged * records);
   return bench;
 }
 
@@ -445,7 +447,8 @@ void paged_attention(const AttentionArgs& args, Pool& pool) {
   const Index head_dim = args.pages.head_dim, width = padded(head_dim, TILE);
   const Shape shape = {head_dim, width, RESULT_HEAD + width, args.scale * 1.44269504f};  // log2 e
   const Index heads = args.pages.kv_heads, wanted = PIECES_A_THREAD * pool.threads();
-  Call call = {args, pool, args.heads / heads, shape, 1, nullptr, nullptr};
+  const Format& format = args.pages.type == KvType::bf16 ? FORMAT<Bf16Tile> : FORMAT<Int8Tile>;
+  Call call = {args, pool, format, args.heads / heads, shape, 1, nullptr, nullptr};
   const Sizes sizes = measure(call);
   const bool alone = pool.threads() == 1 || sizes.products <= ALONE;
   call.together = heads_together(call, alone ? heads : sizes.partitions / wanted);

@@ -9,6 +9,7 @@
 // masked by multiplying with zero, and its bits do not depend on the other rows.
 #pragma once
 
+#include "kv_tile.h"
 #include "octavo/paging.h"
 #include "vector.h"
 
@@ -16,11 +17,10 @@ namespace octavo::OCTAVO_SET {
 
 namespace {
 
-constexpr Index TILE = 16;        // tokens
 constexpr Index PARTITION = 256;  // positions
 constexpr Index PARTITION_TILES = PARTITION / TILE;
 constexpr Index GROUP = 4;           // tiles that are asked for together
-constexpr Index LINE = 32;           // elements of a cache line
+constexpr Index LINE = 64;           // bytes of a cache line
 constexpr int WIDTH = TILE / LANES;  // vectors across a tile
 constexpr int REGISTERS = LANES == 16 ? 32 : 16;
 
@@ -73,14 +73,14 @@ struct Shape {
 
 // Where the tiles of one partition lie, those of one head.
 struct Tiles {
-  const Bf16* keys[PARTITION_TILES];
-  const Bf16* values[PARTITION_TILES];
+  const Byte* keys[PARTITION_TILES];
+  const Byte* values[PARTITION_TILES];
 };
 
 // One partition of some heads. `next`: the first keys of the partition that comes after, or null.
 struct Part {
-  Tiles tiles;  // of the first head; those of each other `head_stride` elements on
-  const Bf16* const* next;
+  Tiles tiles;  // of the first head; those of each other `head_stride` bytes on
+  const Byte* const* next;
   Index heads;
   Index head_stride;
   Index rows;  // of each head
@@ -89,8 +89,8 @@ struct Part {
 // Lines to ask memory for meanwhile, one for each line that is used: `offset` on from each place in
 // turn, then `step` further.
 struct Ahead {
-  const Bf16* const* places;  // [GROUP]
-  Index step;                 // elements
+  const Byte* const* places;  // [GROUP]
+  Index step;
   Index offset;
 };
 
@@ -116,11 +116,11 @@ OCTAVO_INLINE Floats exp2_down(Floats x) {
   return select(x < splat(-126.0f), splat(0.0f), p * power);
 }
 
-// sums[r][c] += left[r][0] · lower(right[c]) + left[r][1] · upper(right[c]): one pair of R rows
-// with C columns of 16 that begin `at` elements on.
-template <int R, int C>
-OCTAVO_INLINE void multiply_pair(const float* left, Index left_stride, const Bf16* const* right,
-                                 Index at, Floats (&sums)[R][C * WIDTH]) {
+// sums[r][c] += left[r][0] · even(right[c]) + left[r][1] · odd(right[c]): R rows with a pair of
+// rows of C times 16 columns, `at` bytes on.
+template <typename Tile, int R, int C>
+OCTAVO_INLINE void multiply_pair(const float* left, Index left_stride, const Byte* const* right,
+                                 Index pair_bytes, Index at, Floats (&sums)[R][C * WIDTH]) {
   constexpr int LOADED = loaded(R, C);
 #pragma GCC unroll 2
   for (int odd = 0; odd < 2; ++odd) {
@@ -130,8 +130,8 @@ OCTAVO_INLINE void multiply_pair(const float* left, Index left_stride, const Bf1
 #pragma GCC unroll 16
       for (int i = 0; i < LOADED; ++i) {
         const int c = first + i;
-        const Words pairs = load_words(right[c / WIDTH] + at + c % WIDTH * LANES * 2);
-        columns[i] = odd ? upper_in_place(pairs) : lower_bf16(pairs);
+        const Byte* const pair = right[c / WIDTH] + at + c % WIDTH * LANES * Tile::COLUMN;
+        columns[i] = Tile::row_of(pair, pair_bytes, odd);
       }
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
@@ -151,51 +151,62 @@ OCTAVO_INLINE void multiply_pair(const float* left, Index left_stride, const Bf1
 
 // sums[r][c] += Σ_j left[r][j] · right[c][j], pair by pair in ascending order, and for each line of
 // `right` asks for one that lies `ahead`.
-template <int R, int C>
-OCTAVO_INLINE void multiply(const float* left, Index left_stride, const Bf16* const* right,
-                            Index right_stride, Index pairs, Floats (&sums)[R][C * WIDTH],
+template <typename Tile, int R, int C>
+OCTAVO_INLINE void multiply(const float* left, Index left_stride, const Byte* const* right,
+                            Index pair_bytes, Index pairs, Floats (&sums)[R][C * WIDTH],
                             Ahead& ahead) {
-  constexpr Index STEP = GROUP / C;
+  constexpr int LINES = GROUP / C, PAIRS = Tile::PAIRS_A_LINE;
   Index j = 0;
-  for (; j + STEP <= pairs; j += STEP, ahead.offset += ahead.step) {
+  for (; j + LINES * PAIRS <= pairs; ahead.offset += ahead.step) {
 #pragma GCC unroll 16
-    for (Index i = 0; i < STEP; ++i) {
+    for (int line = 0; line < LINES; ++line) {
 #pragma GCC unroll 16
-      for (int c = 0; c < C; ++c) __builtin_prefetch(ahead.places[i * C + c] + ahead.offset, 0, 2);
-      multiply_pair<R, C>(left + 2 * (j + i), left_stride, right, (j + i) * right_stride, sums);
+      for (int c = 0; c < C; ++c) {
+        __builtin_prefetch(ahead.places[line * C + c] + ahead.offset, 0, 2);
+      }
+#pragma GCC unroll 2
+      for (int pair = 0; pair < PAIRS; ++pair, ++j) {
+        multiply_pair<Tile, R, C>(left + 2 * j, left_stride, right, pair_bytes, j * pair_bytes,
+                                  sums);
+      }
     }
   }
   for (; j < pairs; ++j) {
-    multiply_pair<R, C>(left + 2 * j, left_stride, right, j * right_stride, sums);
+    multiply_pair<Tile, R, C>(left + 2 * j, left_stride, right, pair_bytes, j * pair_bytes, sums);
   }
 }
 
-template <int R, int C>
-OCTAVO_INLINE void score_tiles(const float* queries, Index head_dim, const Bf16* const* keys,
+template <typename Tile, int R, int C>
+OCTAVO_INLINE void score_tiles(const float* queries, Index head_dim, const Byte* const* keys,
                                Index offset, float* scores, Ahead& ahead) {
   Floats sums[R][C * WIDTH] = {};
-  const Bf16* right[C];
+  const Byte* right[C];
 #pragma GCC unroll 16
-  for (int c = 0; c < C; ++c) right[c] = keys[c] + offset;
-  multiply<R, C>(queries, head_dim, right, 2 * TILE, head_dim / 2, sums, ahead);
+  for (int c = 0; c < C; ++c) right[c] = keys[c] + offset + Tile::START;
+  multiply<Tile, R, C>(queries, head_dim, right, Tile::pair_bytes(TILE), head_dim / 2, sums, ahead);
 #pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
+  for (int c = 0; c < C * WIDTH; ++c) {
+    if constexpr (Tile::SCALED) {
+      const Floats scales = Tile::scales(keys[c / WIDTH] + offset, c % WIDTH);
 #pragma GCC unroll 16
-    for (int c = 0; c < C * WIDTH; ++c) store(scores + r * PARTITION + c * LANES, sums[r][c]);
+      for (int r = 0; r < R; ++r) sums[r][c] *= scales;
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) store(scores + r * PARTITION + c * LANES, sums[r][c]);
   }
 }
 
 // scores[r][16 t …] = queries[r] · keys of tile t, for `tiles` tiles.
-template <int R>
-void score(const float* queries, Index head_dim, const Bf16* const* keys, Index offset, Index tiles,
+template <typename Tile, int R>
+void score(const float* queries, Index head_dim, const Byte* const* keys, Index offset, Index tiles,
            float* scores, Ahead ahead) {
   constexpr int C = beside(R);
   Index t = 0;
   for (; t + C <= tiles; t += C) {
-    score_tiles<R, C>(queries, head_dim, keys + t, offset, scores + t * TILE, ahead);
+    score_tiles<Tile, R, C>(queries, head_dim, keys + t, offset, scores + t * TILE, ahead);
   }
   for (; t < tiles; ++t) {
-    score_tiles<R, 1>(queries, head_dim, keys + t, offset, scores + t * TILE, ahead);
+    score_tiles<Tile, R, 1>(queries, head_dim, keys + t, offset, scores + t * TILE, ahead);
   }
 }
 
@@ -222,9 +233,21 @@ void weigh(float* scores, Seen seen, float scale, float* result) {
   result[1] = sum(total);
 }
 
-template <int R, int C>
-OCTAVO_INLINE void blend_columns(const float* weights, const Bf16* const* values, Index offset,
-                                 Index stride, Index tiles, float* results, Index record,
+// Weights of positions become weights of the integers that stand for their values.
+template <typename Tile>
+OCTAVO_INLINE void scale_weights(float* weights, const Byte* const* values, Index offset,
+                                 Seen seen) {
+  for (Index t = seen.first / TILE; t * TILE < seen.last; ++t) {
+    for (int w = 0; w < WIDTH; ++w) {
+      float* const some = weights + t * TILE + w * LANES;
+      store(some, load(some) * Tile::scales(values[t] + offset, w));
+    }
+  }
+}
+
+template <typename Tile, int R, int C>
+OCTAVO_INLINE void blend_columns(const float* weights, const Byte* const* values, Index offset,
+                                 Index pair_bytes, Index tiles, float* results, Index record,
                                  bool onward, Ahead& ahead) {
   Floats sums[R][C * WIDTH] = {};
   if (onward) {
@@ -235,10 +258,10 @@ OCTAVO_INLINE void blend_columns(const float* weights, const Bf16* const* values
     }
   }
   for (Index t = 0; t < tiles; ++t) {
-    const Bf16* right[C];
+    const Byte* right[C];
 #pragma GCC unroll 16
-    for (int c = 0; c < C; ++c) right[c] = values[t] + offset + 2 * c * TILE;
-    multiply<R, C>(weights + t * TILE, PARTITION, right, stride, TILE / 2, sums, ahead);
+    for (int c = 0; c < C; ++c) right[c] = values[t] + offset + c * TILE * Tile::COLUMN;
+    multiply<Tile, R, C>(weights + t * TILE, PARTITION, right, pair_bytes, TILE / 2, sums, ahead);
   }
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
@@ -249,55 +272,40 @@ OCTAVO_INLINE void blend_columns(const float* weights, const Bf16* const* values
 
 // results[r] = Σ weights[r][i] · values[i] over the positions of `tiles` tiles, added to what it
 // holds if `onward`.
-template <int R>
-void blend(const float* weights, const Bf16* const* values, Index offset, Index width, Index tiles,
+template <typename Tile, int R>
+void blend(const float* weights, const Byte* const* values, Index offset, Index width, Index tiles,
            float* results, Index record, bool onward, Ahead ahead) {
   constexpr int C = beside(R);
+  const Index pair_bytes = Tile::pair_bytes(width), start = offset + Tile::START;
   Index column = 0;
   for (; column + C * TILE <= width; column += C * TILE) {
-    blend_columns<R, C>(weights, values, offset + 2 * column, 2 * width, tiles, results + column,
-                        record, onward, ahead);
+    blend_columns<Tile, R, C>(weights, values, start + column * Tile::COLUMN, pair_bytes, tiles,
+                              results + column, record, onward, ahead);
   }
   for (; column < width; column += TILE) {
-    blend_columns<R, 1>(weights, values, offset + 2 * column, 2 * width, tiles, results + column,
-                        record, onward, ahead);
-  }
-}
-
-// One position of one row: `pair` is the pair of values that holds it, `odd` which of the two.
-OCTAVO_INLINE void blend_one(float weight, const Bf16* pair, Index odd, Floats (&sums)[1][WIDTH]) {
-  for (int w = 0; w < WIDTH; ++w) {
-    const Words words = load_words(pair + w * LANES * 2);
-    const Floats value = odd ? upper_bf16(words) : lower_bf16(words);
-    sums[0][w] = fma(splat(weight), value, sums[0][w]);
+    blend_columns<Tile, R, 1>(weights, values, start + column * Tile::COLUMN, pair_bytes, tiles,
+                              results + column, record, onward, ahead);
   }
 }
 
 // What `blend` does, for some positions of one row: first … last - 1. Goes on from `result`.
-void blend_row(const float* weights, const Bf16* const* values, Index offset, Index width,
+template <typename Tile>
+void blend_row(const float* weights, const Byte* const* values, Index offset, Index width,
                Index first, Index last, float* result) {
+  const Index pair_bytes = Tile::pair_bytes(width);
   for (Index column = 0; column < width; column += TILE) {
-    Floats sums[1][WIDTH];
-    for (int w = 0; w < WIDTH; ++w) sums[0][w] = load(result + column + w * LANES);
-    for (Index i = first; i < last;) {
-      const Bf16* tile = values[i / TILE] + offset + 2 * column;
-      const Index stop = smaller(last, (i / TILE + 1) * TILE);
-      if (i % 2 == 1) {
-        blend_one(weights[i], tile + i % TILE / 2 * 2 * width, 1, sums);
-        ++i;
-      }
-      const Bf16* right = tile + i % TILE / 2 * 2 * width;
-      const Index pairs = (stop - i) / 2;
-      for (Index j = 0; j < pairs; ++j) {
-        multiply_pair<1, 1>(weights + i + 2 * j, 0, &right, j * 2 * width, sums);
-      }
-      i += 2 * pairs;
-      if (i < stop) {
-        blend_one(weights[i], right + pairs * 2 * width, 0, sums);
-        ++i;
+    Floats sums[WIDTH];
+    for (int w = 0; w < WIDTH; ++w) sums[w] = load(result + column + w * LANES);
+    for (Index i = first; i < last; ++i) {
+      const Byte* const tile = values[i / TILE] + offset + Tile::START + column * Tile::COLUMN;
+      const Byte* const pair = tile + i % TILE / 2 * pair_bytes;
+      for (int w = 0; w < WIDTH; ++w) {
+        const Byte* const some = pair + w * LANES * Tile::COLUMN;
+        const Floats value = Tile::row_of(some, pair_bytes, static_cast<int>(i % 2));
+        accumulate(sums[w], splat(weights[i]), value);
       }
     }
-    for (int w = 0; w < WIDTH; ++w) store(result + column + w * LANES, sums[0][w]);
+    for (int w = 0; w < WIDTH; ++w) store(result + column + w * LANES, sums[w]);
   }
 }
 
@@ -305,17 +313,17 @@ void blend_row(const float* weights, const Bf16* const* values, Index offset, In
 // own take turns: pages of a few KB come as fast as memory in one piece if several are on their
 // way.
 struct Group {
-  const Bf16* places[GROUP];
+  const Byte* places[GROUP];
   Index step;
 
   Ahead of_head(Index offset) const { return {places, step, offset}; }
 };
 
 // The tiles from `t` on, filled up with the last one before `end`.
-Group group_at(const Bf16* const* tiles, Index t, Index end, Index head_dim) {
+Group group_at(const Byte* const* tiles, Index t, Index end, Index tile_bytes) {
   Group group = {{}, LINE};
   for (Index i = 0; i < GROUP; ++i) group.places[i] = tiles[smaller(t + i, end - 1)];
-  if (group.places[GROUP - 1] - group.places[0] == (GROUP - 1) * TILE * head_dim) {
+  if (group.places[GROUP - 1] - group.places[0] == (GROUP - 1) * tile_bytes) {
     for (Index i = 0; i < GROUP; ++i) group.places[i] = group.places[0] + i * LINE;
     group.step = GROUP * LINE;
   }
@@ -331,23 +339,24 @@ Group group_at(const Bf16* const* tiles, Index t, Index end, Index head_dim) {
 //
 // Keys, then values: group by group of tiles all heads, so that memory is used page by page. While
 // one group is used the one after is fetched.
-template <int R>
+template <typename Tile, int R>
 void attend_rows(const Shape& shape, const Part& part, const float* queries, const Seen* seen,
                  float* scores, float* results) {
   const Index head_dim = shape.head_dim, width = shape.width, record = shape.record;
-  const Bf16 *const *keys = part.tiles.keys, *const *values = part.tiles.values;
+  const Index tile_bytes = Tile::tile_bytes(head_dim);
+  const Byte *const *keys = part.tiles.keys, *const *values = part.tiles.values;
   const Index begin = seen[0].first / TILE, end = padded(seen[R - 1].last, TILE) / TILE;
   const Index first = padded(seen[R - 1].first, TILE), last = seen[0].last / TILE * TILE;
   const bool shares = first < last;
   for (Index t = begin; t < end; t += GROUP) {
-    const Group next = t + GROUP < end ? group_at(keys, t + GROUP, end, head_dim)
-                       : shares        ? group_at(values, first / TILE, last / TILE, head_dim)
-                                       : group_at(values, begin, end, head_dim);
+    const Group next = t + GROUP < end ? group_at(keys, t + GROUP, end, tile_bytes)
+                       : shares        ? group_at(values, first / TILE, last / TILE, tile_bytes)
+                                       : group_at(values, begin, end, tile_bytes);
     for (Index h = 0; h < part.heads; ++h) {
       const Index offset = h * part.head_stride;
-      score<R>(queries + h * part.rows * head_dim, head_dim, keys + t, offset,
-               smaller(GROUP, end - t), scores + h * R * PARTITION + t * TILE,
-               next.of_head(offset));
+      score<Tile, R>(queries + h * part.rows * head_dim, head_dim, keys + t, offset,
+                     smaller(GROUP, end - t), scores + h * R * PARTITION + t * TILE,
+                     next.of_head(offset));
     }
   }
   for (Index h = 0; h < part.heads; ++h) {
@@ -356,41 +365,69 @@ void attend_rows(const Shape& shape, const Part& part, const float* queries, con
       float* const weights = scores + (h * R + r) * PARTITION;
       float* const result = results + (h * part.rows + r) * record;
       weigh(weights, seen[r], shape.scale, result);
+      if constexpr (Tile::SCALED) {
+        scale_weights<Tile>(weights, values, h * part.head_stride, seen[r]);
+      }
       if (shares && first == 0) continue;
       for (Index i = 0; i < width; ++i) result[RESULT_HEAD + i] = 0.0f;
-      blend_row(weights, values, h * part.head_stride, width, seen[r].first,
-                shares ? first : seen[r].last, result + RESULT_HEAD);
+      blend_row<Tile>(weights, values, h * part.head_stride, width, seen[r].first,
+                      shares ? first : seen[r].last, result + RESULT_HEAD);
     }
   }
   if (!shares) return;
   for (Index t = first / TILE; t < last / TILE; t += GROUP) {
-    const Group next = t + GROUP < last / TILE ? group_at(values, t + GROUP, last / TILE, head_dim)
-                       : part.next != nullptr  ? group_at(part.next, 0, GROUP, head_dim)
-                                               : group_at(values, t, last / TILE, head_dim);
+    const Group next = t + GROUP < last / TILE
+                           ? group_at(values, t + GROUP, last / TILE, tile_bytes)
+                       : part.next != nullptr ? group_at(part.next, 0, GROUP, tile_bytes)
+                                              : group_at(values, t, last / TILE, tile_bytes);
     for (Index h = 0; h < part.heads; ++h) {
       const Index offset = h * part.head_stride;
-      blend<R>(scores + h * R * PARTITION + t * TILE, values + t, offset, width,
-               smaller(GROUP, last / TILE - t), results + h * part.rows * record + RESULT_HEAD,
-               record, t > 0, next.of_head(offset));
+      blend<Tile, R>(scores + h * R * PARTITION + t * TILE, values + t, offset, width,
+                     smaller(GROUP, last / TILE - t),
+                     results + h * part.rows * record + RESULT_HEAD, record, t > 0,
+                     next.of_head(offset));
     }
   }
   for (Index h = 0; h < part.heads; ++h) {
     for (int r = 0; r < R; ++r) {
-      blend_row(scores + (h * R + r) * PARTITION, values, h * part.head_stride, width, last,
-                seen[r].last, results + (h * part.rows + r) * record + RESULT_HEAD);
+      blend_row<Tile>(scores + (h * R + r) * PARTITION, values, h * part.head_stride, width, last,
+                      seen[r].last, results + (h * part.rows + r) * record + RESULT_HEAD);
     }
   }
 }
 
 using AttendRows = void (*)(const Shape&, const Part&, const float*, const Seen*, float*, float*);
 
-template <int R = 1>
+template <typename Tile, int R = 1>
 AttendRows attend_rows_of(Index rows) {
   if constexpr (R < MOST_ROWS) {
-    if (rows != R) return attend_rows_of<R + 1>(rows);
+    if (rows != R) return attend_rows_of<Tile, R + 1>(rows);
   }
-  return attend_rows<R>;
+  return attend_rows<Tile, R>;
 }
+
+// A tile of values, padded with zeros to `width` columns.
+template <typename Tile>
+void widen(const Byte* from, Index head_dim, Index width, Byte* to) {
+  __builtin_memcpy(to, from, Tile::START);
+  const Index row = head_dim * Tile::COLUMN, padded_row = width * Tile::COLUMN;
+  from += Tile::START;
+  to += Tile::START;
+  for (Index r = 0; r < Tile::ROWS; ++r, from += row, to += padded_row) {
+    __builtin_memcpy(to, from, static_cast<std::size_t>(row));
+    __builtin_memset(to + row, 0, static_cast<std::size_t>(padded_row - row));
+  }
+}
+
+// What attention must know of the type of the elements.
+struct Format {
+  AttendRows (*attend_rows)(Index rows);
+  Index (*tile_bytes)(Index width);
+  void (*widen)(const Byte* from, Index head_dim, Index width, Byte* to);
+};
+
+template <typename Tile>
+constexpr Format FORMAT = {attend_rows_of<Tile>, Tile::tile_bytes, widen<Tile>};
 
 }  // namespace
 

@@ -9,9 +9,25 @@ namespace octavo {
 
 namespace {
 
+constexpr Index SCALE_BYTES = 4;
+
 void require(bool holds, const std::string& message) {
   if (!holds) throw nb::value_error(message.c_str());
 }
+
+// A pool of bytes is one of int8 with scales.
+KvType type_of(nb::handle pool) {
+  Py_buffer buffer;
+  if (PyObject_GetBuffer(pool.ptr(), &buffer, PyBUF_FORMAT) != 0) {
+    PyErr_Clear();
+    return KvType::bf16;
+  }
+  const bool bytes = buffer.format == nullptr || buffer.format[0] == BYTES;
+  PyBuffer_Release(&buffer);
+  return bytes ? KvType::int8 : KvType::bf16;
+}
+
+char format_of(KvType type) { return type == KvType::bf16 ? BFLOAT16 : BYTES; }
 
 // The arrays of a step and of a layer's pages, checked against each other. Of the tables only those
 // entries are followed that a row can see which sees the last `window` positions (0: all).
@@ -23,22 +39,27 @@ class Step {
         positions(batch_arrays[0], "batch.positions", INT32, 1, Access::read),
         query_start(batch_arrays[1], "batch.query_start", INT32, 1, Access::read),
         context(batch_arrays[2], "batch.context", INT32, 1, Access::read),
-        pool(pages_array, "kv.pool", BFLOAT16, 6, pages_access),
+        type(type_of(pages_array)),
+        pool(pages_array, "kv.pool", format_of(type), 6, pages_access),
         table(block_table, "kv.table", INT32, 2, Access::read),
         window_(window) {
     const Index layers = pool.size(1), tiles = pool.size(4);
     kv_heads = pool.size(3);
-    head_dim = pool.size(5) / PANEL;
+    const bool scaled = type == KvType::int8;
+    head_dim = pool.size(5) / PANEL - (scaled ? SCALE_BYTES : 0);
     block_size = tiles * PANEL;
     pool.expect(2, 2);
     require(
         kv_heads > 0 && tiles > 0 && head_dim > 0 && head_dim % 2 == 0 && pool.size(5) % PANEL == 0,
-        "kv.pool must be [blocks, layers, 2, Hk, B / 16, 16 E] with an even E");
+        scaled
+            ? "kv.pool of uint8 must be [blocks, layers, 2, Hk, B / 16, 16 (4 + E)] with an even E"
+            : "kv.pool must be [blocks, layers, 2, Hk, B / 16, 16 E] with an even E");
     require(layer >= 0 && layer < layers, "kv.layer must be less than the pool's " +
                                               std::to_string(layers) + " layers, it is " +
                                               std::to_string(layer));
-    page = layer * 2 * kv_heads * block_size * head_dim;
-    block_stride = layers * 2 * kv_heads * block_size * head_dim;
+    const Index page_bytes = 2 * kv_heads * tiles * pool.size(5) * (scaled ? 1 : sizeof(Bf16));
+    page = layer * page_bytes;
+    block_stride = layers * page_bytes;
     heads = qkv.size(1) / head_dim - 2 * kv_heads;
     require(qkv.size(1) % head_dim == 0 && heads > 0 && heads % kv_heads == 0,
             "qkv is " + std::to_string(qkv.size(1)) +
@@ -52,11 +73,13 @@ class Step {
   }
 
   PagesView pages() const {
-    return {pool.as<Bf16>() + page,         block_stride, kv_heads, head_dim, block_size,
-            table.as<const std::int32_t>(), table.size(1)};
+    return {type,       pool.as<unsigned char>() + page, block_stride, kv_heads, head_dim,
+            block_size, table.as<const std::int32_t>(),  table.size(1)};
   }
 
-  const Array qkv, positions, query_start, context, pool, table;
+  const Array qkv, positions, query_start, context;
+  const KvType type;
+  const Array pool, table;
   Index heads, kv_heads, head_dim, block_size, page, block_stride;
 
  private:
@@ -143,11 +166,12 @@ void paged_attention(Backend& backend, nb::handle qkv, nb::tuple batch, nb::hand
 }
 
 void copy_whole_blocks(Backend& backend, nb::handle pool, nb::handle sources, nb::handle targets) {
-  const Array blocks(pool, "pool", BFLOAT16, 6, Access::write);
+  const KvType type = type_of(pool);
+  const Array blocks(pool, "pool", format_of(type), 6, Access::write);
   const Array from(sources, "sources", INT32, 1, Access::read);
   const Array to(targets, "targets", INT32, 1, Access::read);
   to.expect(0, from.size(0));
-  Index block_bytes = sizeof(Bf16);
+  Index block_bytes = type == KvType::bf16 ? sizeof(Bf16) : 1;
   for (int axis = 1; axis < 6; ++axis) block_bytes *= blocks.size(axis);
   const CopyArgs args{blocks.as<unsigned char>(), block_bytes, from.as<const std::int32_t>(),
                       to.as<const std::int32_t>(), from.size(0)};

@@ -1,8 +1,9 @@
 // Rotary embedding, and the writing of keys and values to their pages.
 //
-// Bytes of a row: 4 (Hq + 2 Hk) E read, 4 (Hq + Hk) E written back, 4 Hk E written to pages. Keys
-// and values of one token lie 64 and 4 bytes apart in a tile, so a head is rounded in one go and
-// then scattered.
+// Bytes of a row: 4 (Hq + 2 Hk) E read, 4 (Hq + Hk) E written back, 4 Hk E written to pages, or in
+// int8 2 Hk (E + 4). The elements of one token's key lie apart in a tile, so a head is rounded in
+// one go and then scattered.
+#include "kv_tile.h"
 #include "octavo/paging.h"
 #include "vector.h"
 
@@ -12,7 +13,6 @@ void rope_write_kv(const RopeArgs& args, Pool& pool);
 
 namespace {
 
-constexpr Index TILE = 16;         // tokens
 constexpr Index PIECE = 16;        // rows
 constexpr Index ALONE = 1 << 15;   // elements of a batch that one thread does sooner alone
 constexpr Index HEAD_CHUNK = 256;  // elements of a head rounded at a time
@@ -45,6 +45,38 @@ void write_value(const float* value, Index width, Bf16* tile, Index slot) {
   for (Index i = 0; i < width; ++i) to[2 * i] = round_bf16(value[i]);
 }
 
+// head ≈ scale · q: to[i · step] = q[i], scale = max |head| / 127, q rounded to nearest even. A
+// head that is not finite gets the scale NaN, one below 2^-100 zeros.
+void write_scaled(const float* head, Index width, Byte* tile, Index slot, Byte* to, Index step) {
+  float most = 0.0f, faults = 0.0f;
+  for (Index i = 0; i < width; ++i) {
+    const float size = __builtin_fabsf(head[i]);
+    most = size > most ? size : most;
+    faults += head[i] * 0.0f;
+  }
+  const bool usual = faults == 0.0f && most >= 0x1p-100f;
+  const float inverse = usual ? 127.0f / most : 0.0f, magic = 0x1.8p23f;
+  const float scale = usual ? most / 127.0f : faults;
+  __builtin_memcpy(tile + slot * 4, &scale, sizeof scale);
+  for (Index i = 0; i < width; ++i) {
+    const float shifted = (usual ? head[i] * inverse : 0.0f) + magic;  // rounds to an integer
+    std::int32_t bits;
+    __builtin_memcpy(&bits, &shifted, sizeof bits);
+    to[i * step] = static_cast<Byte>(bits);
+  }
+}
+
+void write_token(KvType type, const float* key, const float* value, Index width, Byte* keys,
+                 Byte* values, Index slot) {
+  if (type == KvType::bf16) {
+    write_key(key, width, reinterpret_cast<Bf16*>(keys), slot);
+    write_value(value, width, reinterpret_cast<Bf16*>(values), slot);
+  } else {
+    write_scaled(key, width, keys, slot, keys + Int8Tile::START + slot, TILE);
+    write_scaled(value, width, values, slot, values + Int8Tile::START + slot * width, 1);
+  }
+}
+
 void write_row(const RopeArgs& args, Index sequence, Index row) {
   const PagesView& pages = args.pages;
   const Index width = pages.head_dim, heads = args.heads, kv_heads = pages.kv_heads;
@@ -58,12 +90,14 @@ void write_row(const RopeArgs& args, Index sequence, Index row) {
   }
   const Index offset = position % pages.block_size;
   const Index block = pages.table[sequence * pages.table_width + position / pages.block_size];
-  Bf16* tile = pages.pool + block * pages.block_stride + offset / TILE * TILE * width;
-  const Index run = pages.block_size * width;
+  const Index bytes =
+      pages.type == KvType::bf16 ? Bf16Tile::tile_bytes(width) : Int8Tile::tile_bytes(width);
+  Byte* tile = pages.pool + block * pages.block_stride + offset / TILE * bytes;
+  const Index run = pages.block_size / TILE * bytes;
   for (Index head = 0; head < kv_heads; ++head) {
     const float* key = qkv + (heads + head) * width;
-    write_key(key, width, tile + head * run, offset % TILE);
-    write_value(key + kv_heads * width, width, tile + (kv_heads + head) * run, offset % TILE);
+    write_token(pages.type, key, key + kv_heads * width, width, tile + head * run,
+                tile + (kv_heads + head) * run, offset % TILE);
   }
 }
 

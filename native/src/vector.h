@@ -172,12 +172,27 @@ OCTAVO_INLINE float widen_half(std::uint16_t value) {
   return value >> 15 != 0 ? -(magnitude * 0x1p112f) : magnitude * 0x1p112f;
 }
 
+// LANES signed bytes.
+OCTAVO_INLINE Floats widen_bytes(const void* from) {
+#if OCTAVO_LANES == 8 && OCTAVO_FMA
+  return (Floats)_mm256_cvtepi32_ps(
+      _mm256_cvtepi8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(from))));
+#elif OCTAVO_LANES == 16 && !OCTAVO_EMULATED
+  // With a mask: gcc 12 warns of the plain ones.
+  const __m128i bytes = _mm_loadu_si128(static_cast<const __m128i*>(from));
+  return (Floats)_mm512_maskz_cvtepi32_ps(0xffff, _mm512_maskz_cvtepi8_epi32(0xffff, bytes));
+#else
+  Floats widened;
+  for (int i = 0; i < LANES; ++i) widened[i] = static_cast<const signed char*>(from)[i];
+  return widened;
+#endif
+}
+
 // LANES of them.
 OCTAVO_INLINE Floats widen_halves(const std::uint16_t* from) {
 #if OCTAVO_LANES == 8 && OCTAVO_FMA
   return (Floats)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 #elif OCTAVO_LANES == 16 && !OCTAVO_EMULATED
-  // With a mask: gcc 12 warns of the plain one.
   const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
   return (Floats)_mm512_maskz_cvtph_ps(0xffff, halves);
 #else

@@ -6,11 +6,14 @@
 
 namespace octavo {
 
-// The pages of one layer. A page holds the keys of all heads, then their values; the keys of one
-// head are a run of tiles `[E / 2][16][2]`, its values a run of tiles `[8][E][2]`.
+enum class KvType { bf16, int8 };
+
+// The pages of one layer. A page holds the keys of all heads, then their values; those of one head
+// are a run of tiles, which `kv_tile.h` describes.
 struct PagesView {
-  Bf16* pool;                 // the page of this layer in block 0
-  Index block_stride;         // elements from a page to that of the next block
+  KvType type;
+  unsigned char* pool;        // the page of this layer in block 0
+  Index block_stride;         // bytes from a page to that of the next block
   Index kv_heads;             // Hk
   Index head_dim;             // E
   Index block_size;           // B

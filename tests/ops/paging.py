@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -35,7 +34,8 @@ class Part:
 
 
 class PagedStories:
-    """Stories with block tables drawn at random from a pool whose every element is NaN."""
+    """Stories with block tables drawn at random from a pool of NaN: its elements, of int8 the
+    scales. `dtype` of the pool is that of the layout, unless a wider one is asked for."""
 
     def __init__(
         self,
@@ -43,16 +43,20 @@ class PagedStories:
         stories: Sequence[Story],
         layout: KVLayout,
         layer: int,
-        dtype: npt.DTypeLike = ml_dtypes.bfloat16,
+        dtype: npt.DTypeLike = None,
     ) -> None:
         counts = [ceil_div(len(story), layout.block_size) for story in stories]
         blocks = sum(counts) + 3
-        self.pool = np.full((blocks, *layout.shape), np.nan, dtype)
+        self.pool = np.empty((blocks, *layout.shape), layout.element if dtype is None else dtype)
+        self.poison()
         self.tables = np.full((len(stories), max(counts) + 1), NEVER, np.int32)
         ids = rng.permutation(blocks).astype(np.int32)
         for table, count in zip(self.tables, counts, strict=True):
             table[:count], ids = ids[:count], ids[count:]
         self.stories, self.layout, self.layer = stories, layout, layer
+
+    def poison(self) -> None:
+        self.pool.view(np.uint8).fill(0xFF)
 
     def batch(self, parts: Sequence[Part]) -> tuple[F32, Batch, KVPages]:
         """The rows of `parts` back to back, the batch that names them, and their pages."""
@@ -81,7 +85,7 @@ class PagedStories:
         index, offset = divmod(first, self.layout.block_size)
         for block in self.tables[story][:index]:
             if 0 <= block < len(self.pool):
-                self.pool[block, self.layer] = np.nan
+                self.pool[block, self.layer].view(np.uint8).fill(0xFF)
         self.tables[story][:index] = entry
         lost = np.full((self.layout.kv_heads, self.layout.head_dim), np.nan)
         for slot in range(offset):

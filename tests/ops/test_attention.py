@@ -1,22 +1,34 @@
 """Native attention against the float64 reference, and against itself bit for bit.
 
-Truth is the reference on the same pages: keys and values are rounded to bfloat16 once, so that only
-the float32 arithmetic differs.
+Truth is the reference on the same pages: keys and values are rounded once, to bfloat16 or to int8,
+so that only the float32 arithmetic differs.
 """
+
+from typing import cast, get_args
 
 import numpy as np
 import pytest
 from tests.ops.paging import NEVER, PagedStories, Part, random_rope, random_stories
 
-from octavo.ops.api import KVLayout
+from octavo.ops.api import KVLayout, KVType
 from octavo.ops.native import NativeOps
 from octavo.ops.reference import ReferenceOps
 
 SCALE = 0.21
 
 
-def layout_of(head_dim: int = 64, kv_heads: int = 2, block_size: int = 16) -> KVLayout:
-    return KVLayout(layers=2, kv_heads=kv_heads, head_dim=head_dim, block_size=block_size)
+@pytest.fixture(params=get_args(KVType))
+def dtype(request: pytest.FixtureRequest) -> KVType:
+    return cast(KVType, request.param)
+
+
+def layout_of(
+    head_dim: int = 64,
+    kv_heads: int = 2,
+    block_size: int = 16,
+    dtype: KVType = "bfloat16",
+) -> KVLayout:
+    return KVLayout(2, kv_heads, head_dim, block_size, dtype)
 
 
 def chunks(story: int, *lengths: int) -> list[Part]:
@@ -36,9 +48,9 @@ def assert_near(outs: list[np.ndarray], truths: list[np.ndarray]) -> None:
 @pytest.mark.parametrize("block_size", [16, 32, 64, 128])
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256, 6, 50])
 def test_head_and_block_sizes(
-    ops: NativeOps, rng: np.random.Generator, head_dim: int, block_size: int
+    ops: NativeOps, rng: np.random.Generator, head_dim: int, block_size: int, dtype: KVType
 ) -> None:
-    layout = layout_of(head_dim, block_size=block_size)
+    layout = layout_of(head_dim, block_size=block_size, dtype=dtype)
     stories = random_stories(rng, [275, 9], query_heads=6, layout=layout)
     paged = PagedStories(rng, stories, layout, layer=1)
     scale = head_dim**-0.5
@@ -49,8 +61,8 @@ def test_head_and_block_sizes(
 
 
 @pytest.mark.parametrize("group", range(1, 9))
-def test_group_sizes(ops: NativeOps, rng: np.random.Generator, group: int) -> None:
-    layout = layout_of(32)
+def test_group_sizes(ops: NativeOps, rng: np.random.Generator, group: int, dtype: KVType) -> None:
+    layout = layout_of(32, dtype=dtype)
     stories = random_stories(rng, [70, 300], query_heads=2 * group, layout=layout)
     paged = PagedStories(rng, stories, layout, layer=0)
     paged.attend(ops, [Part(1, 0, 280)], scale=SCALE)
@@ -60,8 +72,10 @@ def test_group_sizes(ops: NativeOps, rng: np.random.Generator, group: int) -> No
 
 
 @pytest.mark.parametrize("context", [1, 2, 15, 16, 17, 255, 256, 257, 511, 513, 1000, 5000])
-def test_decode_at_any_context(ops: NativeOps, rng: np.random.Generator, context: int) -> None:
-    layout = layout_of(64, kv_heads=1)
+def test_decode_at_any_context(
+    ops: NativeOps, rng: np.random.Generator, context: int, dtype: KVType
+) -> None:
+    layout = layout_of(64, kv_heads=1, dtype=dtype)
     stories = random_stories(rng, [context], query_heads=3, layout=layout)
     paged = PagedStories(rng, stories, layout, layer=0)
     qkv, batch, pages = paged.batch([Part(0, 0, context)])
@@ -83,9 +97,9 @@ def test_scores_far_apart_keep_their_accuracy(ops: NativeOps, rng: np.random.Gen
 
 
 def test_same_bits_for_every_cut_company_place_and_thread_count(
-    isa: str, rng: np.random.Generator
+    isa: str, rng: np.random.Generator, dtype: KVType
 ) -> None:
-    layout = layout_of(64, kv_heads=3)
+    layout = layout_of(64, kv_heads=3, dtype=dtype)
     stories = random_stories(rng, [700, 333, 40, 1], query_heads=9, layout=layout)
     rope = random_rope(rng, 700, 64)
     one, two = NativeOps(threads=1, isa=isa), NativeOps(threads=2, isa=isa)
@@ -118,9 +132,9 @@ def test_same_bits_for_every_cut_company_place_and_thread_count(
 
 
 def test_one_token_at_a_time_gives_the_bits_of_the_prompt(
-    ops: NativeOps, rng: np.random.Generator
+    ops: NativeOps, rng: np.random.Generator, dtype: KVType
 ) -> None:
-    layout = layout_of(32, kv_heads=1, block_size=32)
+    layout = layout_of(32, kv_heads=1, block_size=32, dtype=dtype)
     stories = random_stories(rng, [530], query_heads=4, layout=layout)
     whole = PagedStories(rng, stories, layout, 0).attend(ops, [Part(0, 0, 530)], scale=SCALE)
     paged = PagedStories(rng, stories, layout, 1)
@@ -145,7 +159,10 @@ SHARED = (  # (parent, positions shared, length); the parent is told before the 
 
 
 @pytest.mark.parametrize(("query_heads", "kv_heads"), [(9, 3), (4, 4), (8, 1), (60, 1)])
-@pytest.mark.parametrize(("head_dim", "block_size"), [(16, 16), (6, 64)])
+@pytest.mark.parametrize(
+    ("head_dim", "block_size", "dtype"),
+    [(16, 16, "bfloat16"), (6, 64, "bfloat16"), (16, 16, "int8")],
+)
 @pytest.mark.parametrize("window", [None, 700])
 def test_same_bits_whoever_shares_the_beginning(
     isa: str,
@@ -154,10 +171,11 @@ def test_same_bits_whoever_shares_the_beginning(
     kv_heads: int,
     head_dim: int,
     block_size: int,
+    dtype: KVType,
     window: int | None,
 ) -> None:
     """Those that decode in the blocks of others get what they get alone, in blocks of their own."""
-    layout = layout_of(head_dim, kv_heads=kv_heads, block_size=block_size)
+    layout = layout_of(head_dim, kv_heads, block_size, dtype)
     lengths = [length for _, _, length in SHARED]
     stories = random_stories(rng, lengths, query_heads=query_heads, layout=layout)
     own = PagedStories(rng, stories, layout, 0)
@@ -181,8 +199,10 @@ def test_same_bits_whoever_shares_the_beginning(
     assert (rows[-1] == own.attend(alone, [extra], scale=SCALE, window=window)[0]).all()
 
 
-def test_positions_after_a_row_do_not_reach_it(ops: NativeOps, rng: np.random.Generator) -> None:
-    layout = layout_of(64)
+def test_positions_after_a_row_do_not_reach_it(
+    ops: NativeOps, rng: np.random.Generator, dtype: KVType
+) -> None:
+    layout = layout_of(64, dtype=dtype)
     stories = random_stories(rng, [290], query_heads=4, layout=layout)
     clean = PagedStories(rng, stories, layout, 0).attend(ops, [Part(0, 0, 290)], scale=SCALE)[0]
     stories[0].qkv[271:, 4 * 64 :] = np.nan

@@ -7,7 +7,7 @@ from tests.ops.paging import PagedStories, Part, random_rope, random_stories
 
 from octavo.ops.api import KVLayout
 from octavo.ops.native import NativeOps, available_sets
-from octavo.ops.reference import ReferenceOps
+from octavo.ops.reference import ReferenceOps, scaled_page
 
 
 @pytest.fixture(params=available_sets())
@@ -39,12 +39,39 @@ def test_agrees_with_the_reference(
     truth = qkv.copy()
     ReferenceOps().rope_write_kv(truth, batch, rope, pages)
     expected = paged.pool.copy()
-    paged.pool[...] = np.nan
+    paged.poison()
     NativeOps(threads=2, isa=isa).rope_write_kv(qkv, batch, rope, pages)
     np.testing.assert_allclose(qkv, truth, rtol=1e-6, atol=1e-6)
     assert_pools_agree(paged.pool, expected)
     written = paged.pool[:, 1, 1].astype(np.float32)
     assert np.array_equal(written, expected[:, 1, 1].astype(np.float32), equal_nan=True)
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 6, 300])
+def test_eight_bits_are_those_of_the_reference(
+    isa: str, rng: np.random.Generator, head_dim: int
+) -> None:
+    layout = KVLayout(3, kv_heads=2, head_dim=head_dim, block_size=32, dtype="int8")
+    stories = random_stories(rng, [90, 33], query_heads=4, layout=layout)
+    keys_and_values = stories[0].qkv.reshape(90, -1, head_dim)[:, 4:]
+    keys_and_values[50] = 0
+    keys_and_values[51, :, 1:] = 0  # one element alone is the greatest
+    keys_and_values[52] *= np.float32(2.0**-90)
+    keys_and_values[53] *= np.float32(2.0**-110)  # below what is kept
+    for row, broken in enumerate([np.nan, np.inf, -np.inf], start=54):
+        keys_and_values[row, 1, head_dim // 2] = broken
+    paged = PagedStories(rng, stories, layout, layer=1)
+    qkv, batch, pages = paged.batch([Part(0, 40, 90), Part(1, 0, 33)])
+    ReferenceOps().rope_write_kv(qkv.copy(), batch, None, pages)
+    expected = paged.pool.copy()
+    paged.poison()
+    NativeOps(threads=2, isa=isa).rope_write_kv(qkv, batch, None, pages)
+    for part in (0, 1):
+        for block in range(len(paged.pool)):
+            ours = scaled_page(paged.pool, layout, block, 1, part)
+            theirs = scaled_page(expected, layout, block, 1, part)
+            assert np.array_equal(ours[0], theirs[0], equal_nan=True)
+            assert (ours[1] == theirs[1]).all()
 
 
 def test_same_bits_for_every_cut_and_thread_count(isa: str, rng: np.random.Generator) -> None:
@@ -55,7 +82,7 @@ def test_same_bits_for_every_cut_and_thread_count(isa: str, rng: np.random.Gener
     whole, batch, pages = paged.batch([Part(0, 0, 200)])
     NativeOps(threads=1, isa=isa).rope_write_kv(whole, batch, rope, pages)
     expected = paged.pool.copy()
-    paged.pool[...] = np.nan
+    paged.poison()
     ops = NativeOps(threads=2, isa=isa)
     for start, stop in ((0, 1), (1, 18), (18, 150), (150, 200)):
         qkv, batch, pages = paged.batch([Part(0, start, stop)])

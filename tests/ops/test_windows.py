@@ -4,11 +4,13 @@ Before each step the blocks that nobody needs any more are filled with NaN, and 
 before the window in the block where it begins; table entries name blocks that do not exist.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tests.ops.paging import NEVER, PagedStories, Part, random_rope, random_stories
 
-from octavo.ops.api import KVLayout, Ops
+from octavo.ops.api import KVLayout, KVType, Ops
 from octavo.ops.native import NativeOps
 from octavo.ops.reference import ReferenceOps, read_sequence
 
@@ -62,11 +64,13 @@ def test_the_reference_is_masked_attention(rng: np.random.Generator, window: int
 
 
 @pytest.mark.parametrize("window", [1, 2, 15, 24, 255, 256, 257, 300, 600])
-@pytest.mark.parametrize("block_size", [16, 64])
+@pytest.mark.parametrize(
+    ("block_size", "dtype"), [(16, "bfloat16"), (64, "bfloat16"), (16, "int8")]
+)
 def test_a_prompt_and_what_follows(
-    ops: NativeOps, rng: np.random.Generator, window: int, block_size: int
+    ops: NativeOps, rng: np.random.Generator, window: int, block_size: int, dtype: KVType
 ) -> None:
-    layout = layout_of(64, block_size=block_size)
+    layout = replace(layout_of(64, block_size=block_size), dtype=dtype)
     stories = random_stories(rng, [620, 9], query_heads=6, layout=layout)
     paged = PagedStories(rng, stories, layout, layer=1)
     steps = [[Part(0, 0, 260)], [Part(1, 0, 9), Part(0, 260, 600)]]

@@ -62,6 +62,7 @@ Policy = Literal["fcfs", "priority", "fair", "slo"]
 Preemption = Literal["auto", "swap", "recompute"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 Quantization = Literal["none", "stored", "int8", "int4"]
+KVCacheDtype = Literal["bfloat16", "int8"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +130,13 @@ class EngineConfig:
     )
     kv_cache_memory: int | None = _setting(
         None, "size", "memory of the KV cache, as 2GiB (default: from the memory fraction)", low=1
+    )
+    kv_cache_dtype: KVCacheDtype | None = _setting(
+        None,
+        "text",
+        "numbers in the KV cache: bfloat16, or int8 with a scale for each token and head, which"
+        " takes about half the memory (default: bfloat16)",
+        choices=get_args(KVCacheDtype),
     )
     memory_fraction: float = _setting(
         0.5,

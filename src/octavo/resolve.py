@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo.config import RULES, EngineConfig, Quantization, Sources
+from octavo.config import RULES, EngineConfig, KVCacheDtype, Quantization, Sources
 from octavo.core.budget import Ceilings, Limits
 from octavo.core.windows import Windows, blocks_for, longest_sequence
 from octavo.errors import ConfigError
@@ -25,6 +25,7 @@ from octavo.units import MIB, human_bytes
 DEFAULT_NUM_SEQS = 64
 DEFAULT_BATCHED_TOKENS = 512
 DEFAULT_QUANTIZATION: Quantization = "none"
+DEFAULT_KV_CACHE_DTYPE: KVCacheDtype = "bfloat16"
 SWAP_SHARE = 8
 """One part in so many of the KV memory is swap space, unless asked otherwise."""
 INTERPRETER_BYTES = 96 * MIB
@@ -74,6 +75,7 @@ class Resolved:
     ceilings: Ceilings
     enable_prefix_caching: bool
     quantization: Quantization
+    kv_cache_dtype: KVCacheDtype
     threads: int
     isa: str | None
     seed: int | None
@@ -109,6 +111,11 @@ class Resolved:
 def quantization_of(config: EngineConfig) -> Quantization:
     """The form of the weights, which `ModelFacts.weights_bytes` depends on."""
     return config.quantization or DEFAULT_QUANTIZATION
+
+
+def kv_cache_dtype_of(config: EngineConfig) -> KVCacheDtype:
+    """The numbers of the KV cache, which `ModelFacts.kv_token_bytes` depends on."""
+    return config.kv_cache_dtype or DEFAULT_KV_CACHE_DTYPE
 
 
 def resolve(config: EngineConfig, model: ModelFacts, machine: MachineFacts) -> Resolved:
@@ -155,6 +162,7 @@ def resolve(config: EngineConfig, model: ModelFacts, machine: MachineFacts) -> R
         ),
         enable_prefix_caching=config.enable_prefix_caching,
         quantization=quantization_of(config),
+        kv_cache_dtype=kv_cache_dtype_of(config),
         threads=config.threads or machine.cores,
         isa=config.isa,
         seed=config.seed,
@@ -170,9 +178,10 @@ def boot_lines(resolved: Resolved) -> tuple[str, ...]:
     return (
         f"memory: {human_bytes(resolved.free_bytes)} free; "
         f"weights {human_bytes(resolved.weights_bytes)}"
-        f"{'' if resolved.quantization == 'none' else ' (' + resolved.quantization + ')'}, "
+        f"{_unusual(resolved.quantization, DEFAULT_QUANTIZATION)}, "
         f"headroom {human_bytes(resolved.headroom_bytes)}, "
-        f"KV pool {human_bytes(resolved.pool_bytes)}, "
+        f"KV pool {human_bytes(resolved.pool_bytes)}"
+        f"{_unusual(resolved.kv_cache_dtype, DEFAULT_KV_CACHE_DTYPE)}, "
         f"swap space {human_bytes(resolved.swap_bytes)}",
         f"KV pool: {resolved.blocks:,} blocks of {resolved.block_size} tokens = "
         f"{resolved.pool_tokens:,} tokens; one token costs {human_bytes(resolved.token_bytes)}",
@@ -180,6 +189,10 @@ def boot_lines(resolved: Resolved) -> tuple[str, ...]:
         f"{resolved.max_model_len:,} fit at once; at most {_counted(limits.sequences, 'sequence')} "
         f"at a time, {limits.tokens:,} tokens a step, {_counted(resolved.threads, 'thread')}",
     )
+
+
+def _unusual(form: str, usual: str) -> str:
+    return "" if form == usual else f" ({form})"
 
 
 def _counted(count: int, noun: str) -> str:
@@ -192,6 +205,7 @@ def settings_line(config: EngineConfig, sources: Sources, resolved: Resolved) ->
         "served_model_name": resolved.served_model_name,
         "max_model_len": resolved.max_model_len,
         "quantization": resolved.quantization,
+        "kv_cache_dtype": resolved.kv_cache_dtype,
         "max_num_seqs": resolved.limits.sequences,
         "max_num_batched_tokens": resolved.limits.tokens,
         "kv_cache_memory": resolved.pool_bytes,

@@ -25,6 +25,7 @@ from octavo.ops.api import (
     KVLayout,
     KVPages,
     KVPool,
+    KVType,
     Quantised,
     Weight,
 )
@@ -87,6 +88,7 @@ class AttentionRow:
 
     sequences: int
     context: int
+    dtype: KVType
     us: float
     gb_s: float
     share: float
@@ -233,7 +235,7 @@ def measure_attention(
         ]
         steps = [best_s(partial(case.step, ops), budget_s) for case in cases]
         seconds = [step / case.layout.layers for step, case in zip(steps, cases, strict=True)]
-        found.append(_attention_row(sequences, context, seconds, cases[0].cost, ceilings))
+        found.append(_attention_row(cases[0], seconds, ceilings))
     return found
 
 
@@ -259,12 +261,14 @@ def _linear_row(case: LinearCase, rows: int, ceilings: Ceilings, budget_s: float
 
 
 def _attention_row(
-    sequences: int, context: int, seconds: Sequence[float], cost: Cost, ceilings: Ceilings
+    case: AttentionCase, seconds: Sequence[float], ceilings: Ceilings
 ) -> AttentionRow:
     paged, contiguous = seconds
+    cost = case.cost
     return AttentionRow(
-        sequences=sequences,
-        context=context,
+        sequences=len(case.batch.context),
+        context=int(case.batch.context[0]),
+        dtype=case.layout.dtype,
         us=1e6 * paged,
         gb_s=cost.size_bytes / paged / 1e9,
         share=ceilings.floor_s(cost) / paged,

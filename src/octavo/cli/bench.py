@@ -121,7 +121,7 @@ def ops(arguments: Namespace) -> int:
     from octavo.models.reference import resolve_reference
     from octavo.ops.ceilings import measure_ceilings
     from octavo.ops.native import NativeOps
-    from octavo.resolve import read_machine
+    from octavo.resolve import kv_cache_dtype_of, read_machine
 
     check_record_flags(arguments)
     backend = NativeOps(threads=config.threads or read_machine().cores, isa=config.isa)
@@ -138,7 +138,7 @@ def ops(arguments: Namespace) -> int:
             measure_linear(backend, shapes, arguments.weights, arguments.rows, ceilings)
         )
         if spec is not None:
-            layout = spec.kv_layout(config.block_size)
+            layout = spec.kv_layout(config.block_size, kv_cache_dtype_of(config))
             attention.append(
                 measure_attention(backend, layout, spec.heads, arguments.contexts, ceilings)
             )

@@ -44,7 +44,8 @@ def add_ops_flags(parser: argparse.ArgumentParser) -> None:
     )
     add_runs_flag(parser, DEFAULT_RUNS)
     add_record_flags(parser)
-    add_engine_flags(parser, without=RULES.keys() - {"model", "threads", "isa", "block_size"})
+    own = {"model", "threads", "isa", "block_size", "kv_cache_dtype"}
+    add_engine_flags(parser, without=RULES.keys() - own)
 
 
 def add_throughput_flags(parser: argparse.ArgumentParser) -> None:

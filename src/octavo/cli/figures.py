@@ -107,6 +107,7 @@ def attention_table(rows: "Sequence[AttentionRow]") -> str:
     cells = [
         [
             f"{row.sequences} × {row.context:,}",
+            row.dtype,
             f"{row.us:.0f}",
             f"{row.gb_s:.1f}",
             f"{row.share:.0%}",
@@ -114,7 +115,7 @@ def attention_table(rows: "Sequence[AttentionRow]") -> str:
         ]
         for row in rows
     ]
-    return table(cells, ["decode attention", "µs", "GB/s", "of limit", "over contiguous"])
+    return table(cells, ["decode attention", "KV", "µs", "GB/s", "of limit", "over contiguous"])
 
 
 def core_table(rows: "Sequence[CoreRow]") -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo import __version__
-from octavo.config import EngineConfig, Quantization
+from octavo.config import EngineConfig
 from octavo.core.calls import CoreSetup
 from octavo.core.prefix_cache import Context
 from octavo.core.setup import scheduler_of
@@ -26,6 +26,7 @@ from octavo.resolve import (
     ModelFacts,
     Resolved,
     boot_lines,
+    kv_cache_dtype_of,
     quantization_of,
     read_machine,
     resolve,
@@ -70,13 +71,13 @@ def build(
     path = resolve_reference(config.model, progress=progress)
     opened = open_model(path)
     spec = opened.spec
-    resolved = resolve(config, facts_of(opened, quantization_of(config)), read_machine())
+    resolved = resolve(config, facts_of(opened, config), read_machine())
     for line in boot_lines(resolved):
         logger.info("%s", line)
     native = NativeOps(threads=resolved.threads, isa=resolved.isa)
     logger.info("kernels: %s, threads: %d", native.name, native.threads)
     ops = native if wrap is None else wrap(native)
-    layout = spec.kv_layout(resolved.block_size)
+    layout = spec.kv_layout(resolved.block_size, resolved.kv_cache_dtype)
     context = Context(model=spec.fingerprint, layout=f"{layout} {ops.name} {resolved.quantization}")
     swap = None if slab_tokens is not None else swap_setup(resolved)
     setup = _setup(resolved, context, slab_tokens, swap)
@@ -156,12 +157,12 @@ def _journal(config: EngineConfig, setup: CoreSetup) -> tuple[Journal, ...]:
     return (Journal(Path(config.journal), setup, octavo=__version__, started_at=time.time()),)
 
 
-def facts_of(opened: OpenModel, quantization: Quantization) -> ModelFacts:
-    """What sizing needs to know of a model; the weights need not be read."""
+def facts_of(opened: OpenModel, config: EngineConfig) -> ModelFacts:
+    """What sizing needs to know of a model in the forms asked for; the weights need not be read."""
     spec = opened.spec
-    layout = spec.kv_layout(16)
+    layout = spec.kv_layout(config.block_size, kv_cache_dtype_of(config))
     return ModelFacts(
-        weights_bytes=opened.weights_bytes(quantization),
+        weights_bytes=opened.weights_bytes(quantization_of(config)),
         kv_token_bytes=layout.block_bytes // layout.block_size,
         windows=tuple(group.window for group in spec.groups),
         max_context=spec.max_context,

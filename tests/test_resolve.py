@@ -47,6 +47,7 @@ def test_all_defaults() -> None:
     assert resolved.limits.tokens == DEFAULT_BATCHED_TOKENS
     assert resolved.threads == 2
     assert resolved.quantization == "none"
+    assert resolved.kv_cache_dtype == "bfloat16"
     assert resolved.served_model_name == "demo"
     assert resolved.block_bytes == 16 * 23_040
     assert resolved.token_bytes == 23_040
@@ -221,6 +222,22 @@ def test_the_boot_log() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({}, "KV pool 35.2 MiB, swap"),
+        ({}, "weights 256.0 MiB, headroom"),
+        ({"quantization": "int8"}, "KV pool 35.2 MiB, swap"),
+        ({"quantization": "int8"}, "weights 256.0 MiB (int8), headroom"),
+        ({"kv_cache_dtype": "int8"}, "KV pool 35.2 MiB (int8), swap"),
+        ({"kv_cache_dtype": "bfloat16"}, "KV pool 35.2 MiB, swap"),
+    ],
+)
+def test_the_boot_log_names_unusual_forms(asked: dict[str, Any], told: str) -> None:
+    config = EngineConfig(kv_cache_memory=100 * 16 * 23_040, max_model_len=500, **asked)
+    assert told in boot_lines(resolve(config, MODEL, MACHINE))[0]
+
+
 def test_the_printed_settings_say_where_values_came_from() -> None:
     config, sources = load_config(
         {"max_num_seqs": "1000", "kv_cache_memory": str(10 * 16 * 23_040)}, {"OCTAVO_SEED": "9"}
@@ -230,6 +247,7 @@ def test_the_printed_settings_say_where_values_came_from() -> None:
     assert "model=demo (default)" in line
     assert "seed=9 (environment OCTAVO_SEED)" in line
     assert "max_model_len=160 (decided)" in line
+    assert "kv_cache_dtype=bfloat16 (decided)" in line
     assert "max_num_seqs=10 (flag --max-num-seqs, asked 1000)" in line
     assert "max_queued_requests=unset (default)" in line
     assert "kv_cache_memory=3.5 MiB (flag --kv-cache-memory)" in line

@@ -18,7 +18,7 @@ from octavo.bench.ops import (
 )
 from octavo.cli.main import main
 from octavo.models.loader import open_model
-from octavo.ops.api import KVLayout
+from octavo.ops.api import KVLayout, KVType
 from octavo.ops.ceilings import Ceilings
 from octavo.ops.native import NativeOps
 
@@ -60,20 +60,21 @@ def test_linear_rows(gated: bool) -> None:
     assert rows[0].gb_s * rows[0].us > 3 * rows[1].gb_s * rows[1].us
 
 
-def test_attention_reads_all_of_what_it_is_given() -> None:
-    layout = KVLayout(layers=3, kv_heads=2, head_dim=32)
+@pytest.mark.parametrize(("dtype", "head_bytes"), [("bfloat16", 2 * 32), ("int8", 4 + 32)])
+def test_attention_reads_all_of_what_it_is_given(dtype: KVType, head_bytes: int) -> None:
+    layout = KVLayout(layers=3, kv_heads=2, head_dim=32, dtype=dtype)
     assert cold_layers(layout, 10**9) == 1
-    assert cold_layers(layout, 1000) * 1000 * 2 * 2 * 2 * 32 >= COLD_BYTES
+    assert cold_layers(layout, 1000) * 1000 * 2 * 2 * head_bytes >= COLD_BYTES
     rng = np.random.default_rng(3)
     case = AttentionCase(rng, layout, heads=4, sequences=2, context=40, rows=1)
-    assert case.cost.size_bytes == 2 * 40 * 2 * 2 * 2 * 32 + 2 * case.out.nbytes
+    assert case.cost.size_bytes == 2 * 40 * 2 * 2 * head_bytes + 2 * case.out.nbytes
     case.step(NativeOps(threads=1))
     assert np.isfinite(case.out).all()
     shared = AttentionCase(rng, layout, heads=4, sequences=2, context=40, rows=1, shared=32)
     assert shared.cost.size_bytes < case.cost.size_bytes
     [row] = measure_attention(NativeOps(threads=1), layout, 4, [(2, 4000)], CEILINGS, budget_s=0.0)
-    assert (row.sequences, row.context) == (2, 4000)
-    assert row.gb_s * row.us * 1e3 > 2 * 4000 * 2 * 2 * 2 * 32
+    assert (row.sequences, row.context, row.dtype) == (2, 4000, dtype)
+    assert row.gb_s * row.us * 1e3 > 2 * 4000 * 2 * 2 * head_bytes
     assert row.over_contiguous > 0
 
 
@@ -88,6 +89,7 @@ def test_the_command(
     monkeypatch.setattr("octavo.ops.ceilings.measure_ceilings", lambda _: CEILINGS)
     monkeypatch.setattr("octavo.bench.ops.best_s", lambda run, _: run() or 1e-3)
     model = ["--model", str(save_tiny(rng, tmp_path, monkeypatch)), "--contexts", "2x64"]
+    model += ["--kv-cache-dtype", "int8"]
     which = model if given == "model" else ["--matrix", "64,32", "32,100"]
     file = tmp_path / "record.json"
     few = ["--rows", "1", "3", "--runs", "2", "--threads", "1", "--json", str(file)]
@@ -95,7 +97,9 @@ def test_the_command(
     record = json.loads(file.read_text())
     matrices = [(row["inputs"], row["outputs"]) for row in record["rows"] if "inputs" in row]
     attention = [row for row in record["rows"] if "context" in row]
-    assert (len(attention), record["limits"]) == (int(given == "model"), RECORD)
+    assert [row["dtype"] for row in attention] == (["int8"] if given == "model" else [])
+    assert record["settings"].get("kv_cache_dtype") == ("int8" if given == "model" else None)
+    assert record["limits"] == RECORD
     if given == "matrix":
         assert matrices == [(64, 32), (64, 32), (32, 100), (32, 100)]
     else:

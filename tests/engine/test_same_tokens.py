@@ -4,8 +4,8 @@ Alone, together, in any order of arrival, in steps of 16, 64 or 2,048 tokens, wi
 two, from a warm prefix cache, or in a pool so small that requests are preempted again and again:
 the tokens and log-probabilities of a request are equal, by ==. For each instruction set here on a
 small random network, whose near ties would show a change of one bit, and, twenty requests, on the
-demo model; with weights in bfloat16, and in eight and four bits; with layers that see all, and with
-some that see a window.
+demo model; with weights in bfloat16, and in eight and four bits; with keys and values in bfloat16,
+and in eight bits; with layers that see all, and with some that see a window.
 """
 
 import json
@@ -32,6 +32,7 @@ from octavo.engine.engine import Engine
 from octavo.models.decoder import Decoder
 from octavo.models.loader import Model, load_model
 from octavo.models.spec import layer_groups
+from octavo.ops.api import KVType
 from octavo.ops.native import NativeOps, available_sets
 from octavo.runtime.movers import Mover
 from octavo.runtime.runner import ModelRunner
@@ -133,6 +134,7 @@ class Served:
     path: Path
     isa: str
     quantization: Quantization = "none"
+    kv: KVType = "bfloat16"
     windows: tuple[int | None, ...] | None = None
     """What each layer sees instead of all; None leaves the model as it is."""
     models: dict[int, tuple[NativeOps, Model]] = field(default_factory=dict)
@@ -171,7 +173,7 @@ class Served:
     ) -> Engine:
         """A pool that holds `blocks` blocks of one sequence, or many of several."""
         ops, model = self.model(threads)
-        layout = model.spec.kv_layout(16)
+        layout = model.spec.kv_layout(16, self.kv)
         windows = tuple(group.window for group in model.spec.groups)
         blocks = blocks_for(windows, 16 * blocks, 16)
         storage, host = KVStorage(layout, blocks), KVStorage(layout, host_blocks)
@@ -243,6 +245,7 @@ BEST = available_sets()[0]
         *((isa, "none") for isa in available_sets()),
         (BEST, "int8"),
         (BEST, "int4"),
+        (BEST, "int8-kv"),
         (BEST, "windows"),
         ("demo", "none"),
         ("demo", "stored"),
@@ -260,6 +263,8 @@ def served(
         return Served(demo_model_path, BEST, quantization)
     folder = tmp_path_factory.mktemp("network") / where
     path = write_network(folder, run_seed)
+    if quantization == "int8-kv":
+        return Served(path, where, kv="int8")
     if quantization == "windows":
         return Served(path, where, windows=(20, None, 20))
     return Served(path, where, quantization)

@@ -1,4 +1,7 @@
-"""Runs a decoder on token sequences through block tables drawn at random, in a pool of NaN."""
+"""Runs a decoder on token sequences through block tables drawn at random, in a pool of NaN.
+
+A pool of uint8 holds int8 with scales, of which those are NaN.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,10 +38,12 @@ class PagedSequences:
     ) -> None:
         self._decoder = decoder
         counts = [ceil_div(length, block_size) for length in lengths]
-        layout = decoder.spec.kv_layout(block_size)
+        is_int8 = np.dtype(dtype) == np.uint8
+        layout = decoder.spec.kv_layout(block_size, "int8" if is_int8 else "bfloat16")
+        self._poison = 0xFF if is_int8 else np.nan
         groups = decoder.spec.groups
         blocks = len(groups) * sum(counts) + 2
-        self._pool = np.full((blocks, *layout.shape), np.nan, dtype)
+        self._pool = np.full((blocks, *layout.shape), self._poison, dtype)
         self._tables = np.zeros((len(groups), len(lengths), max(counts)), np.int32)
         ids = rng.permutation(blocks).astype(np.int32)
         for tables in self._tables:
@@ -51,7 +56,7 @@ class PagedSequences:
         for group, tables in zip(self._decoder.spec.groups, self._tables, strict=True):
             first = 0 if group.window is None else max(0, start + 1 - group.window)
             gone = tables[sequence, : first // block_size]
-            self._pool[gone[gone >= 0]] = np.nan
+            self._pool[gone[gone >= 0]] = self._poison
             gone[:] = -1
 
     def step(self, parts: Sequence[Part]) -> list[F32]:

@@ -170,6 +170,18 @@ def test_weights_are_kept_as_asked(
     assert "Shakespeare" in answer.text
 
 
+@pytest.mark.parametrize(("asked", "pool"), [(None, "22.5 KiB"), ("int8", "12.0 KiB")])
+def test_keys_and_values_are_kept_as_asked(
+    demo_model_path: Path, caplog: pytest.LogCaptureFixture, asked: str | None, pool: str
+) -> None:
+    caplog.set_level(logging.INFO, logger="octavo.engine.build")
+    llm = LLM(str(demo_model_path), max_model_len=64, threads=2, kv_cache_dtype=asked)
+    assert f"one token costs {pool}" in caplog.text
+    assert (" (int8), swap space" in caplog.text) == (asked == "int8")
+    (answer,) = llm.chat([{"role": "user", "content": "Who wrote Romeo and Juliet?"}], GREEDY)
+    assert "Shakespeare" in answer.text
+
+
 # --- each field changes the answer as it says
 
 

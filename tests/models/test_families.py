@@ -180,6 +180,11 @@ def test_the_older_key_of_rope_scaling(tmp_path: Path) -> None:
     assert spec.rope.scaling == LinearScaling(factor=2.0)
 
 
+@pytest.mark.parametrize("key", ["unk_token_id", "sep_token_id", "tokenizer_class", "pad_token_id"])
+def test_keys_that_say_nothing_of_the_network_are_let_be(tmp_path: Path, key: str) -> None:
+    assert spec_of(tmp_path, LLAMA | {key: 1}) == spec_of(tmp_path, LLAMA)
+
+
 def test_qwen2(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, QWEN)
     assert (spec.head_dim, spec.kv_heads, spec.max_context) == (64, 2, 32_768)

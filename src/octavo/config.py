@@ -135,7 +135,7 @@ class EngineConfig:
         None,
         "text",
         "numbers in the KV cache: bfloat16, or int8 with a scale for each token and head, which"
-        " takes about half the memory (default: bfloat16)",
+        " takes 0.53 of the memory for heads of 64 (default: bfloat16)",
         choices=get_args(KVCacheDtype),
     )
     memory_fraction: float = _setting(

@@ -4,9 +4,11 @@ Truth is the reference on the same pages: keys and values are rounded once, to b
 so that only the float32 arithmetic differs.
 """
 
+from dataclasses import replace
 from typing import cast, get_args
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from tests.ops.paging import NEVER, PagedStories, Part, random_rope, random_stories
 
@@ -248,3 +250,16 @@ def test_indices_outside_the_arrays_are_refused(rng: np.random.Generator) -> Non
             ops.paged_attention(qkv, batch, pages, out, scale=SCALE)
         array[index] = kept
     assert np.isnan(out).all()
+
+
+@pytest.mark.parametrize("element", [np.int8, np.float16, np.float32, np.uint16])
+def test_a_pool_of_another_type_is_refused(
+    rng: np.random.Generator, element: npt.DTypeLike
+) -> None:
+    layout = layout_of(64, dtype="int8")
+    paged = PagedStories(rng, random_stories(rng, [20], query_heads=4, layout=layout), layout, 0)
+    qkv, batch, pages = paged.batch([Part(0, 0, 20)])
+    with pytest.raises(TypeError, match="pools must be bfloat16, or uint8 for int8 with scales"):
+        NativeOps(threads=1).rope_write_kv(
+            qkv, batch, None, replace(pages, pool=pages.pool.view(element))
+        )

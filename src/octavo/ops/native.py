@@ -222,6 +222,8 @@ def _arrays(weight: Quantised) -> tuple[U8, U16, U16 | None]:
 
 
 def _elements(pool: KVPool) -> KVPool:
+    if pool.dtype not in (bfloat16, np.uint8):
+        raise TypeError(f"pools must be bfloat16, or uint8 for int8 with scales, not {pool.dtype}")
     return pool if pool.dtype == np.uint8 else _bits(pool)
 
 
@@ -229,5 +231,5 @@ def _bits(matrix: Weight) -> BF16:
     """The same memory as uint16: the buffer protocol knows no bfloat16."""
     assert isinstance(matrix, np.ndarray)
     if matrix.dtype != bfloat16:
-        raise TypeError(f"weights and pools must be bfloat16, not {matrix.dtype}")
+        raise TypeError(f"weights must be bfloat16, not {matrix.dtype}")
     return matrix.view(np.uint16)

@@ -135,15 +135,7 @@ OCTAVO_INLINE void multiply_pair(const float* left, Index left_stride, const Byt
       }
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
-        const float* const factor = left + r * left_stride + odd;
-        Floats* const row = sums[r] + first;
-        if constexpr (LOADED == 2) {
-          accumulate_two(row[0], row[1], factor, columns[0], columns[1]);
-        } else {
-          const Floats all = splat(*factor);
-#pragma GCC unroll 16
-          for (int i = 0; i < LOADED; ++i) accumulate(row[i], all, columns[i]);
-        }
+        multiply_row(left + r * left_stride + odd, columns, sums[r] + first);
       }
     }
   }

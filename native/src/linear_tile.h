@@ -97,19 +97,6 @@ using Element = Bf16;
 using Element = float;
 #endif
 
-// sums[n] += x · weights[n]
-template <int WIDTH>
-OCTAVO_INLINE void multiply_row(const float* x, const Floats (&weights)[WIDTH],
-                                Floats (&sums)[WIDTH]) {
-  if constexpr (WIDTH == 2) {
-    accumulate_two(sums[0], sums[1], x, weights[0], weights[1]);
-  } else {
-    const Floats left = splat(*x);
-#pragma GCC unroll 16
-    for (int n = 0; n < WIDTH; ++n) accumulate(sums[n], left, weights[n]);
-  }
-}
-
 // The products of one pair of inputs with vectors FIRST … FIRST + WIDTH - 1 of the panels.
 template <int FIRST, int ROWS, int WIDTH>
 OCTAVO_INLINE void multiply_pair(const Element* x, Index x_stride, const Bf16* panel,

@@ -156,6 +156,18 @@ OCTAVO_INLINE void accumulate_two(Floats& sum, Floats& next, const float* factor
 
 #endif
 
+// sums[n] += *factor · columns[n]
+template <int N>
+OCTAVO_INLINE void multiply_row(const float* factor, const Floats (&columns)[N], Floats* sums) {
+  if constexpr (N == 2) {
+    accumulate_two(sums[0], sums[1], factor, columns[0], columns[1]);
+  } else {
+    const Floats all = splat(*factor);
+#pragma GCC unroll 16
+    for (int n = 0; n < N; ++n) accumulate(sums[n], all, columns[n]);
+  }
+}
+
 OCTAVO_INLINE float widen(std::uint16_t value) {
   const std::uint32_t word = static_cast<std::uint32_t>(value) << 16;
   float widened;

@@ -472,6 +472,12 @@ def trusts_what_failed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scheduler, "_take_in", trusting)
 
 
+def overlooks_a_full_block(patch: pytest.MonkeyPatch) -> None:
+    """A step that fills a block, or leaves one behind its window, is taken for a mere token."""
+    eventful = BlockManager.eventful
+    patch.setattr(BlockManager, "eventful", lambda *about: eventful(*about) + 1)
+
+
 def promises_no_token(patch: pytest.MonkeyPatch) -> None:
     """A step in flight is not counted: the next plan computes its position again."""
 
@@ -622,6 +628,7 @@ WRONG_BOOKS: list[Patch] = [
     keeps_the_blocks_of_the_aborted,
     goes_on_after_the_end,
     trusts_what_failed,
+    overlooks_a_full_block,
     promises_no_token,
     counts_a_revived_block_twice,
     holds_nothing_back,

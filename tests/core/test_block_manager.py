@@ -375,6 +375,7 @@ class ManagerMachine(RuleBasedStateMachine):
                 place = (table[position // self.manager.block_size], self.offset(position))
                 self.cells[place] = self.content(sequence, group, position)
         sequence.computed = sequence.scheduled = stop
+        sequence.demand = min(length, sequence.last_position) - stop
         self.manager.seal(sequence)
         if stop == length:
             self.grow(sequence, data.draw(st.integers(0, 2)))
@@ -383,6 +384,8 @@ class ManagerMachine(RuleBasedStateMachine):
         upto = len(sequence.tokens) + 1
         if self.reserve(sequence, upto):
             sequence.tokens.append(token)
+            sequence.length = upto
+            sequence.demand = min(upto, sequence.last_position) - sequence.scheduled
             self.covers(sequence, upto, upto)
 
     def reserve(self, sequence: Sequence, upto: int) -> bool:

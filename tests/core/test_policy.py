@@ -46,7 +46,7 @@ def sequence(
         groups=1,
         now=arrived_s,
     )
-    made.scheduled = scheduled
+    made.admit(row=0, cached=scheduled, now=arrived_s)
     return made
 
 

@@ -50,7 +50,8 @@ def test_a_search_finds_steps_that_go_on_for_ever(monkeypatch: pytest.MonkeyPatc
     """What a step has computed is not taken in: the same step again, and again."""
 
     def ignores(scheduler: Scheduler, sequence: Sequence, *about: object) -> tuple[object, ...]:
-        sequence.scheduled, sequence.promised = sequence.computed, 0
+        sequence.scheduled, sequence.length = sequence.computed, len(sequence.tokens)
+        sequence.demand = sequence.length - sequence.scheduled
         return ()
 
     monkeypatch.setattr(Scheduler, "_take_in", ignores)

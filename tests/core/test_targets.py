@@ -49,7 +49,7 @@ def running(
     )
     one.admit(row=0, cached=0, now=arrived_s)
     for _ in range(drawn):
-        one.promised += 1
+        one.length += 1
         one.append(1, 0.0, first_s)
     if drawn:
         one.computed = one.scheduled = len(one.tokens) - 1

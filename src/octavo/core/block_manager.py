@@ -24,7 +24,7 @@ from octavo.core.room import Room
 from octavo.core.sequence import Sequence
 from octavo.core.swap import HostArena
 from octavo.core.transfers import Transfers
-from octavo.core.windows import Windows, blocks_for, first_held, longest_chunk
+from octavo.core.windows import Windows, blocks_for, first_held, longest_chunk, next_returned
 from octavo.units import ceil_div
 
 
@@ -292,6 +292,12 @@ class BlockManager:
             self._publish(sequence, self.cache, full)
         for group, window in self._sliding:
             self._give_back(sequence, group, window)
+
+    def eventful(self, sequence: Sequence) -> int:
+        """The least number of computed positions for which `seal` will have something to do."""
+        computed, size = sequence.computed, self.block_size
+        full = (computed // size + 1) * size
+        return min([full, *(next_returned(window, computed, size) for _, window in self._sliding)])
 
     def _give_back(self, sequence: Sequence, group: int, window: int) -> None:
         """What holds answer tokens is of use to hardly anyone else, and is evicted first: or a long

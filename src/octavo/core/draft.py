@@ -69,9 +69,11 @@ class Draft:
 
 
 class InFlight(NamedTuple):
-    """A plan made at `planned_at`: span i is of `sequences[i]`, which was in `epochs[i]` then."""
+    """A plan of so many `tokens`, made at `planned_at`: span i is of `sequences[i]`, which was in
+    `epochs[i]` then."""
 
     plan: StepPlan
     sequences: tuple[Sequence, ...]
     epochs: tuple[int, ...]
+    tokens: int
     planned_at: float

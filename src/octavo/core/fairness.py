@@ -50,9 +50,9 @@ class ServiceCounters:
         """Charge so many tokens of a prompt."""
         self._counters[tenant] = self.of(tenant) + PROMPT_WEIGHT * tokens
 
-    def answer(self, tenant: str) -> None:
-        """Charge a token of an answer."""
-        self._counters[tenant] = self._counters.get(tenant, 0) + ANSWER_WEIGHT
+    def answer(self, tenant: str, tokens: int = 1) -> None:
+        """Charge so many tokens of answers."""
+        self._counters[tenant] = self.of(tenant) + ANSWER_WEIGHT * tokens
 
     def _forget(self, least: int, kept: Set[str]) -> None:
         self._counters = {

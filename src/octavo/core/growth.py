@@ -39,13 +39,13 @@ class Growth:
 
     def _grant(self, draft: Draft, running: Items[Sequence]) -> None:
         """Hand the token budget out."""
-        demands = [(sequence, sequence.demand) for sequence in running]
-        wanted = sum([demand for _, demand in demands])
+        demands = {sequence: sequence.demand for sequence in running if sequence.demand}
+        wanted = sum(demands.values())
         if draft.budget.covers(wanted):
             draft.budget.grant(wanted)
-            draft.grants.update([offer for offer in demands if offer[1]])
+            draft.grants.update(demands)
             return
-        for sequence, demand in policy.service_order(demands, draft.at):
+        for sequence, demand in policy.service_order(demands.items(), draft.at):
             granted = draft.budget.grant(demand)
             if granted:
                 draft.grants[sequence] = granted

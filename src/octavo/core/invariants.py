@@ -5,8 +5,8 @@ from collections import Counter
 from octavo.core.block_table import ABSENT, BlockTable
 from octavo.core.plan import StepPlan
 from octavo.core.scheduler import Scheduler
-from octavo.core.sequence import NO_ROW, State
-from octavo.core.windows import first_held, first_needed
+from octavo.core.sequence import NO_ROW, Sequence, State
+from octavo.core.windows import Windows, first_held, first_needed
 from octavo.units import ceil_div
 
 
@@ -103,10 +103,27 @@ def _check_sequences(scheduler: Scheduler) -> None:
             live = [block for _, block in table.live()]
             assert len(set(live)) == len(live), f"{sequence.id}: a block stands twice"
             _check_writable(scheduler, table, sequence.computed)
+        _check_uneventful(sequence, windows, size)
     for sequence in (*scheduler.waiting, *scheduler.held):
         assert sequence.state is State.WAITING
+        assert not sequence.uneventful, f"{sequence.id} waits and is said to step on"
         assert sequence.row == NO_ROW
         assert not any(len(table) for table in sequence.tables), f"{sequence.id} waits and owns"
+
+
+def _check_uneventful(sequence: Sequence, windows: Windows, size: int) -> None:
+    """Its demand is what is left, and no step that is said to bring a token alone brings more."""
+    left = min(sequence.length, sequence.last_position) - sequence.scheduled
+    assert sequence.demand == min(left, sequence.longest_chunk), f"{sequence.id}: demand"
+    steps = range(sequence.computed + 1, sequence.uneventful)
+    if steps:
+        assert sequence.computed > sequence.common, f"{sequence.id}: a sibling may be due"
+        assert sequence.pinned == len(sequence.request.pins), f"{sequence.id}: a pin may be due"
+        assert len(sequence.tokens) < steps.stop <= sequence.last_position, f"{sequence.id}: end"
+        assert not any(count % size == 0 for count in steps), f"{sequence.id}: a block is filled"
+    for window in windows:
+        held = {first_held(window, count, size) for count in (sequence.computed, *steps)}
+        assert len(held) == 1, f"{sequence.id}: a block leaves its window"
 
 
 def _check_followers(scheduler: Scheduler) -> None:

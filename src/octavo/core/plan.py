@@ -11,7 +11,6 @@ What there is one of for each sequence and step is a named tuple: it is made in 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal, NamedTuple, Protocol
 
 from octavo.core.events import Decision
@@ -77,9 +76,10 @@ class Span(NamedTuple):
     samples: bool
 
 
-span_of: Callable[[tuple[int, int, int, tuple[int, ...], bool]], Span]
-span_of = partial(tuple.__new__, Span)
-"""`Span(*fields)` in half the time: each step makes one for every sequence."""
+new_span: Callable[[type[Span], tuple[int, int, int, tuple[int, ...], bool]], Span]
+new_span = tuple.__new__
+"""`new_span(Span, fields)` is `Span(*fields)` in half the time: each step makes one for every
+sequence."""
 
 
 @dataclass(frozen=True, slots=True)

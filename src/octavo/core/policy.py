@@ -202,7 +202,7 @@ Offered = tuple[Sequence, int]
 """A running sequence and its demand."""
 
 
-def service_order(demands: Items[Offered], at: Circumstances) -> Items[Offered]:
+def service_order(demands: Iterable[Offered], at: Circumstances) -> Items[Offered]:
     """The order in which running sequences, each with its demand, are offered a token budget that
     is not enough for all.
 

@@ -12,8 +12,8 @@ admission on, as if it were computed: its plan moves it in.
 from enum import Enum
 
 from octavo.core.block_table import BlockTable
-from octavo.core.events import Finished, FinishReason, Receipt, Token, token_event
-from octavo.core.plan import Span, span_of
+from octavo.core.events import Finished, FinishReason, Receipt, Token, new_token
+from octavo.core.plan import Span, new_span
 from octavo.core.prefix_cache import Context, Prefix
 from octavo.core.request import Request, branch_name
 
@@ -52,12 +52,14 @@ class Sequence:
         "common",
         "computed",
         "context",
+        "demand",
         "epoch",
         "first_token_s",
         "headed_s",
         "id",
         "last_position",
         "last_served",
+        "length",
         "longest_chunk",
         "number",
         "order",
@@ -65,7 +67,7 @@ class Sequence:
         "preemptions",
         "prefixes",
         "private",
-        "promised",
+        "prompt_length",
         "rank",
         "request",
         "restored",
@@ -78,6 +80,7 @@ class Sequence:
         "tables",
         "ticket",
         "tokens",
+        "uneventful",
         "writable",
     )
 
@@ -105,7 +108,10 @@ class Sequence:
         """Who goes first of those that run; fixed at each admission."""
         self.context = context
         self.tokens = [*request.prompt, *request.emitted]
-        self.common = len(self.tokens) - 1
+        self.length = len(self.tokens)
+        """Tokens, those that steps in flight will sample among them."""
+        self.prompt_length = len(request.prompt)
+        self.common = self.length - 1
         """How many leading positions it may share with the other branches of its request: each
         draws its own first token from the logits of the next."""
         self.last_position = len(request.prompt) + request.max_tokens - 1
@@ -119,8 +125,8 @@ class Sequence:
         self.scheduled = 0
         self.restored = 0
         """Where it went on at its last admission: the KV before is there, or on its way."""
-        self.promised = 0
-        """Tokens that steps in flight will sample."""
+        self.demand = self._demand()
+        """How many positions the next step may compute, from `scheduled` on."""
         self.tables = tuple(BlockTable(block_size) for _ in range(groups))
         self.prefixes: list[Prefix] = []
         self.sealed = 0
@@ -132,6 +138,10 @@ class Sequence:
         self.writable = 0
         """Positions from `scheduled` up to here have blocks that nobody else owns or finds: nothing
         is to be reserved. 0 if that is not known. Kept by the block manager."""
+        self.uneventful = 0
+        """Positions from `computed` up to here bring their token and nothing else: no block is
+        full or leaves its window, no sibling's turn comes, no limit is reached. 0 if that is not
+        known. Kept by the scheduler."""
         self.last_served = -1
         self._reached = 0
         self._cached_tokens = 0
@@ -150,20 +160,16 @@ class Sequence:
         """Since when nobody of its priority and tenant has gone before it."""
 
     @property
-    def length(self) -> int:
-        return len(self.tokens) + self.promised
+    def promised(self) -> int:
+        """Tokens that steps in flight will sample."""
+        return self.length - len(self.tokens)
 
     @property
     def answer_length(self) -> int:
-        return len(self.tokens) - len(self.request.prompt)
+        return len(self.tokens) - self.prompt_length
 
-    @property
-    def demand(self) -> int:
-        last = len(self.tokens) + self.promised
-        if last > self.last_position:
-            last = self.last_position
-        rest = last - self.scheduled
-        return rest if rest < self.longest_chunk else self.longest_chunk
+    def _demand(self) -> int:
+        return min(min(self.length, self.last_position) - self.scheduled, self.longest_chunk)
 
     def common_with(self, sequence: "Sequence") -> int:
         """How many leading positions `sequence`, a sibling, can take over."""
@@ -184,6 +190,7 @@ class Sequence:
         self.row = row
         self.computed = cached
         self.scheduled = self.restored = max(cached, restored)
+        self.demand = self._demand()
         if self._admitted_s is None:
             self._admitted_s = now
             self._cached_tokens = 0 if self.number else min(cached, len(self.request.prompt))
@@ -197,41 +204,60 @@ class Sequence:
         if kept:
             self.swaps += 1
             self._reached = max(self._reached, self.scheduled)
-        self.computed = self.scheduled = self.restored = self.sealed = self.writable = 0
+        elif self.computed > self.restored:
+            self._reached = max(self._reached, self.computed)
+        self.computed = self.scheduled = self.restored = self.sealed = 0
+        self.writable = self.uneventful = 0
+        self.demand = self._demand()
         self.preemptions += 1
 
     def schedule(self, count: int, plan_id: int) -> Span:
         """Put the next `count` positions into a plan; returns them."""
-        start, tokens = self.scheduled, self.tokens
+        start = self.scheduled
         self.scheduled = stop = start + count
         self.last_served = plan_id
-        samples = stop == len(tokens) + self.promised
+        samples = stop == self.length
         if samples:
-            self.promised += 1
-        return span_of((self.row, start, stop, tuple(tokens[start:stop]), samples))
+            self.length = stop + 1
+            self.demand = 1 if stop < self.last_position else 0
+        else:
+            self.demand = self._demand()
+        tokens = self.tokens
+        known = (
+            (tokens[start],) if count == 1 and start < len(tokens) else tuple(tokens[start:stop])
+        )
+        return new_span(Span, (self.row, start, stop, known, samples))
 
     def compute(self, start: int, stop: int) -> None:
+        """The KV of positions [start, stop) is there."""
         self.computed = stop
         if start < self._reached:
             self._recomputed_tokens += min(stop, self._reached) - start
-        if stop > self._reached:
-            self._reached = stop
 
     def append(self, token: int, logprob: float, now: float) -> Token:
         """Take in an answer token; returns its event."""
-        request, tokens = self.request, self.tokens
-        self.promised -= 1
-        tokens.append(token)
         if self.first_token_s is None:
             self.first_token_s = now
-        number = len(tokens) - len(request.prompt) - 1
-        return token_event((request.id, number, token, logprob, self.branch))
+        self.tokens.append(token)
+        request = self.request
+        number = len(self.tokens) - self.prompt_length - 1
+        return new_token(Token, (request.id, number, token, logprob, self.branch))
+
+    def step(self, stop: int, token: int, logprob: float) -> Token:
+        """`compute` and `append` where that is `uneventful`: the KV of the last position is there,
+        and the token after it."""
+        self.computed = stop
+        self.tokens.append(token)
+        request = self.request
+        number = stop - self.prompt_length
+        return new_token(Token, (request.id, number, token, logprob, self.branch))
 
     def finish(
         self, reason: FinishReason, stop_id: int | None, now: float, message: str = ""
     ) -> Finished:
         """Become FINISHED; returns the terminal event."""
         self.become(State.FINISHED)
+        self.uneventful = 0
         receipt = self.receipt(now)
         return Finished(self.request.id, reason, stop_id, message, receipt, self.branch)
 

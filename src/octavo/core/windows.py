@@ -33,6 +33,15 @@ def first_held(window: int | None, computed: int, block_size: int) -> int:
     return first_needed(window, computed - 1, block_size)
 
 
+def next_returned(window: int, computed: int, block_size: int) -> int:
+    """How many positions are there when the next block is given back.
+
+    >>> next_returned(8, 21, 4)
+    24
+    """
+    return window + (first_held(window, computed, block_size) + 1) * block_size
+
+
 def most_held(window: int | None, positions: int, chunk: int, block_size: int) -> int:
     """The most blocks a layer group holds at once, when `positions` are computed in chunks."""
     whole = ceil_div(positions, block_size)

@@ -121,27 +121,13 @@ class Sequence:
         self.state = State.WAITING
         self.row = NO_ROW
         self.epoch = 0
-        self.computed = 0
-        self.scheduled = 0
-        self.restored = 0
-        """Where it went on at its last admission: the KV before is there, or on its way."""
-        self.demand = self._demand()
-        """How many positions the next step may compute, from `scheduled` on."""
+        self._begin()
         self.tables = tuple(BlockTable(block_size) for _ in range(groups))
         self.prefixes: list[Prefix] = []
-        self.sealed = 0
-        """Leading blocks whose content is final and was offered to the prefix cache."""
         self.private = False
         """Nothing that it computes is published: it began before the cache was flushed."""
         self.pinned = len(request.pins) if number else 0
         """How many of the pins of its request were granted or refused, or are another sibling's."""
-        self.writable = 0
-        """Positions from `scheduled` up to here have blocks that nobody else owns or finds: nothing
-        is to be reserved. 0 if that is not known. Kept by the block manager."""
-        self.uneventful = 0
-        """Positions from `computed` up to here bring their token and nothing else: no block is
-        full or leaves its window, no sibling's turn comes, no limit is reached. 0 if that is not
-        known. Kept by the scheduler."""
         self.last_served = -1
         self._reached = 0
         self._cached_tokens = 0
@@ -151,6 +137,24 @@ class Sequence:
         self.submitted_s = now
         self._admitted_s: float | None = None
         self.first_token_s: float | None = None
+
+    def _begin(self) -> None:
+        """Nothing is computed, and no block owned."""
+        self.computed = 0
+        self.scheduled = 0
+        self.restored = 0
+        """Where it went on at its last admission: the KV before is there, or on its way."""
+        self.demand = self._demand()
+        """How many positions the next step may compute, from `scheduled` on."""
+        self.sealed = 0
+        """Leading blocks whose content is final and was offered to the prefix cache."""
+        self.writable = 0
+        """Positions from `scheduled` up to here have blocks that nobody else owns or finds: nothing
+        is to be reserved. 0 if that is not known. Kept by the block manager."""
+        self.uneventful = 0
+        """Computing one of the positions from `computed` up to here brings its token and nothing
+        else: no block is full or leaves its window, no sibling's turn comes, the answer does not
+        end. 0 if that is not known. Kept by the scheduler."""
 
     def arrive(self, order: int, now: float) -> None:
         """Take a place in the queue: `order` counts arrivals, `now` is since when it waits."""
@@ -206,9 +210,7 @@ class Sequence:
             self._reached = max(self._reached, self.scheduled)
         elif self.computed > self.restored:
             self._reached = max(self._reached, self.computed)
-        self.computed = self.scheduled = self.restored = self.sealed = 0
-        self.writable = self.uneventful = 0
-        self.demand = self._demand()
+        self._begin()
         self.preemptions += 1
 
     def schedule(self, count: int, plan_id: int) -> Span:

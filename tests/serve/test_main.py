@@ -4,10 +4,13 @@ import asyncio
 import gc
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 import pytest
@@ -146,3 +149,17 @@ def test_what_a_server_starts_with_is_kept_from_the_collector() -> None:
         assert not any(one is kept[0] for one in gc.get_objects())
     finally:
         gc.unfreeze()
+
+
+def test_a_server_told_to_stop_ends_without_a_word(demo_model_path: Path) -> None:
+    """Not of answers cut, and not of memory that was left behind: bindings would tell."""
+    command = [sys.executable, "-m", "octavo.cli.main", "serve", "--model", str(demo_model_path)]
+    command += ["--port", "0", "--kv-cache-memory", "64MiB", "--log-level", "warning"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None
+        assert "serves" in server.stdout.readline()
+        server.terminate()
+        _, complaints = server.communicate(timeout=300)
+    assert (server.returncode, complaints) == (0, "")

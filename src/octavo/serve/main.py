@@ -7,7 +7,6 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable
-from types import FrameType
 
 import uvicorn
 
@@ -101,14 +100,16 @@ async def _serve(config: EngineConfig, built: Built, lives: Lives, listener: soc
     )
     _settle()
     await client.start()
-    # The server raises the signal that ended it once more, when it has put back these handlers.
+    # It takes these handlers over as it starts. Whoever is told where it is may stop it before; and
+    # when it has put them back it raises the signal that ended it once more.
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _do_nothing)
+        signal.signal(number, server.handle_exit)
     try:
         _announce(built, listener)
         await server.serve(sockets=[listener])
     finally:
         await client.close()
+        gc.unfreeze()  # or nothing that is frozen would be freed as the process ends
 
 
 def _settle() -> None:
@@ -150,10 +151,6 @@ class DrainingServer(uvicorn.Server):
     async def _end_late_answers(self) -> None:
         await asyncio.sleep(self._drain_s)
         await self._end_answers()
-
-
-def _do_nothing(number: int, frame: FrameType | None) -> None:
-    """The server has shut down already."""
 
 
 def _announce(built: Built, listener: socket.socket) -> None:

@@ -10,6 +10,7 @@
 
 #include "octavo/dispatch.h"
 #include "octavo/kernels.h"
+#include "octavo/order.h"
 #include "octavo/pool.h"
 
 namespace octavo {
@@ -30,9 +31,13 @@ class Backend {
     work(*choice_.kernels, pool_);
   }
 
+  // For those who have the turn.
+  ReadingOrder& order() { return order_; }
+
  private:
   Choice choice_;
   Pool pool_;
+  ReadingOrder order_;
   std::mutex turn_;
 };
 

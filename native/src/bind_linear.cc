@@ -41,7 +41,11 @@ void linear(Backend& backend, nb::handle x, const Packed& weight, nb::handle out
       .gate = static_cast<Gate>(gate),
       .out = to.as<float>(),
   };
-  backend.run([&](const Kernels& kernels, Pool& pool) { kernels.linear(args, pool); });
+  const Stretch all{view.panels, weight.bytes()};
+  backend.run([&](const Kernels& kernels, Pool& pool) {
+    backend.order().read(all, pool);
+    kernels.linear(args, pool);
+  });
 }
 
 }  // namespace

@@ -13,8 +13,12 @@ namespace octavo {
 
 namespace {
 
-// Longer than the gap between two regions of one forward pass, shorter than a scheduler's slice.
-constexpr auto SPIN_NS = std::chrono::nanoseconds(60'000);
+// Longer than the gap between two regions of one forward pass, shorter than a scheduler's slice:
+// a worker that fell asleep is back 50 µs late.
+constexpr auto SPIN_NS = std::chrono::nanoseconds(200'000);
+
+constexpr std::size_t LINE = 64;
+constexpr std::size_t FETCHED = 8 * LINE;  // between two looks for a region
 
 void pause() {
 #if defined(__x86_64__)
@@ -45,6 +49,46 @@ class Scratch {
   std::size_t bytes_ = 0;
 };
 
+// What comes next, fetched by whoever has nothing else to do. It may be changed while it is read:
+// then lines are fetched that nobody needs.
+class Ahead {
+ public:
+  void announce(const Stretch* stretches, int count) {
+    for (int i = 0; i < Pool::STRETCHES; ++i) {
+      const Stretch one = i < count ? stretches[i] : Stretch{nullptr, 0};
+      stretches_[i].bytes.store(one.bytes, std::memory_order_relaxed);
+      const std::size_t looks = (one.size + FETCHED - 1) / FETCHED;
+      stretches_[i].size.store(looks * FETCHED, std::memory_order_relaxed);
+    }
+    fetched_.store(0, std::memory_order_relaxed);
+  }
+
+  // False if everything was fetched.
+  bool fetch() {
+    std::size_t at = fetched_.fetch_add(FETCHED, std::memory_order_relaxed);
+    for (const Part& part : stretches_) {
+      const std::size_t size = part.size.load(std::memory_order_relaxed);
+      if (at < size) {
+        const unsigned char* const bytes = part.bytes.load(std::memory_order_relaxed);
+        for (std::size_t line = 0; line < FETCHED; line += LINE) {
+          __builtin_prefetch(bytes + at + line, 0, 2);
+        }
+        return true;
+      }
+      at -= size;
+    }
+    return false;
+  }
+
+ private:
+  struct Part {
+    std::atomic<const unsigned char*> bytes{nullptr};
+    std::atomic<std::size_t> size{0};
+  };
+  Part stretches_[Pool::STRETCHES];
+  alignas(64) std::atomic<std::size_t> fetched_{0};
+};
+
 }  // namespace
 
 // `ticket` is region number << 32 | pieces not yet handed out. A piece is claimed by counting down
@@ -62,6 +106,7 @@ struct Pool::State {
 
   int threads = 1;
   pid_t owner = 0;
+  Ahead ahead;
   std::vector<std::thread> workers;
   Scratch shared;
   std::vector<Scratch> local;
@@ -87,12 +132,17 @@ struct Pool::State {
     }
   }
 
-  bool look_for_region() const {
+  bool look_for_region() {
     const auto start = std::chrono::steady_clock::now();
+    bool left = true;
     do {
       for (int look = 0; look < 32; ++look) {
         if (has_pieces(ticket.load(std::memory_order_acquire))) return true;
-        pause();
+        if (left) {
+          left = ahead.fetch();
+        } else {
+          pause();
+        }
       }
     } while (std::chrono::steady_clock::now() - start < SPIN_NS);
     return false;
@@ -138,6 +188,10 @@ Pool::~Pool() {
 }
 
 int Pool::threads() const { return state_->threads; }
+
+void Pool::announce(const Stretch* stretches, int count) {
+  state_->ahead.announce(stretches, count);
+}
 
 void* Pool::shared(std::size_t bytes) { return state_->shared.reserve(bytes); }
 

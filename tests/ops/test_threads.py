@@ -46,6 +46,22 @@ def test_more_threads_than_cores_or_pieces(rng: np.random.Generator, isa: str) -
     assert all((result == results[0]).all() for result in results)
 
 
+def test_weights_that_were_read_next_may_be_gone(rng: np.random.Generator) -> None:
+    """Idle threads fetch what followed the last time, if it is there no more too."""
+    ops = NativeOps(threads=2)
+    x = rng.standard_normal((1, 96), np.float32)
+    kept = ops.pack(random_weight(rng, 3000, 96))
+    expected, out = np.empty((1, 3000), np.float32), np.empty((1, 3000), np.float32)
+    ops.linear(x, kept, expected)
+    for rows in rng.integers(1000, 20_000, 30).tolist():
+        passing = ops.pack(random_weight(rng, rows, 96))
+        ops.linear(x, passing, np.empty((1, rows), np.float32))
+        ops.linear(x, kept, out)
+        del passing
+        ops.linear(x, kept, out)
+        assert (out == expected).all()
+
+
 def test_pools_come_and_go(rng: np.random.Generator) -> None:
     weight, x = random_weight(rng, 300, 96), rng.standard_normal((50, 96), np.float32)
     expected, _ = guarded(50, 300)

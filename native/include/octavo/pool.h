@@ -8,12 +8,18 @@ namespace octavo {
 
 using Index = std::int64_t;
 
+// Bytes that somebody will read.
+struct Stretch {
+  const unsigned char* bytes;
+  std::size_t size;
+};
+
 // A few threads that share the pieces of one region at a time.
 //
 // run() hands out pieces 0 … pieces-1 in order, one by one, to whoever asks first; the calling
 // thread takes part. It returns when every piece is done and never waits for a thread that has
 // not taken one, so a thread the system does not run costs nothing. A worker looks for the next
-// region for about SPIN_NS, then sleeps.
+// region for about SPIN_NS, then sleeps; meanwhile it fetches what is announced to be read next.
 //
 // Workers start with the first region that has more than one piece. In a child made by fork() there
 // are none: the caller then does all pieces itself. One region at a time; callers take turns.
@@ -30,6 +36,11 @@ class Pool {
 
   // Calls piece(state, i, thread) once for each i; thread is 0 for the caller, else 1 … threads-1.
   void run(Index pieces, Piece piece, void* state);
+
+  // What the regions after the next will read first, at most STRETCHES of them. They may be gone
+  // by then: nothing but the caches learns of it.
+  static constexpr int STRETCHES = 4;
+  void announce(const Stretch* stretches, int count);
 
   // At least `bytes` bytes, 64-byte aligned, kept until the next call with the same arguments:
   // common to all threads, or for one thread alone. Content is not kept when it grows.

@@ -474,8 +474,8 @@ def trusts_what_failed(patch: pytest.MonkeyPatch) -> None:
 
 def overlooks_a_full_block(patch: pytest.MonkeyPatch) -> None:
     """A step that fills a block, or leaves one behind its window, is taken for a mere token."""
-    eventful = BlockManager.eventful
-    patch.setattr(BlockManager, "eventful", lambda *about: eventful(*about) + 1)
+    next_event = BlockManager.next_event
+    patch.setattr(BlockManager, "next_event", lambda *about: next_event(*about) + 1)
 
 
 def promises_no_token(patch: pytest.MonkeyPatch) -> None:

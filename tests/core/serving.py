@@ -229,6 +229,8 @@ class Serving:
     endings: dict[str, Finished | Refused] = field(default_factory=dict)
     stopped: set[str] = field(default_factory=set)
     """Whose answers the caller ended."""
+    told: int = 0
+    """Tokens of answers."""
     now: float = 0.0
 
     def __post_init__(self) -> None:
@@ -344,6 +346,7 @@ class Serving:
         assert arena is None or arena.used == 0
         assert self.scheduler.holds.pinned_blocks <= self.setup.pinned_blocks
         assert self.endings.keys() == self.requests.keys()
+        assert self.scheduler.counters.tokens_sampled == self.told
         for name in self.requests:
             self.assert_answer(name)
 
@@ -373,6 +376,7 @@ class Serving:
                     sent = self.tokens[name]
                     assert event.number == len(sent), "an answer with a gap or a repeat"
                     sent.append(event.token)
+                    self.told += 1
                 else:
                     self.endings[name] = event
 

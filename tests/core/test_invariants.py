@@ -80,8 +80,12 @@ def share_the_next_block_but_one(scheduler: Scheduler) -> None:
     taken = scheduler.manager.pool.take(2)
     for sequence, block in ((one, taken.blocks[0]), (two, taken.blocks[1])):
         sequence.tokens += range(8)
+        sequence.length += 8
+        sequence.demand += 7
         sequence.tables[0].grow((block,))
-    scheduler.manager.pool.share(two.tables[0].replace(3, one.tables[0][3]))
+    shared = one.tables[0][3]
+    scheduler.manager.pool.release(two.tables[0].replace(3, shared), keep=False)
+    scheduler.manager.pool.share(shared)
 
 
 def hold_a_sibling_that_owns(scheduler: Scheduler) -> None:
@@ -91,28 +95,61 @@ def hold_a_sibling_that_owns(scheduler: Scheduler) -> None:
     scheduler.held[1].row = 5
 
 
+def demand_too_much(scheduler: Scheduler) -> None:
+    scheduler.running[0].demand += 1
+
+
+def step_over_a_full_block(scheduler: Scheduler) -> None:
+    sequence = scheduler.running[0]
+    sequence.next_event = sequence.computed // 4 * 4 + 5
+
+
+def step_over_the_end(scheduler: Scheduler) -> None:
+    sequence = scheduler.running[0]
+    sequence.next_event = sequence.last_position + 1
+
+
+def step_over_a_sibling(scheduler: Scheduler) -> None:
+    sequence = scheduler.running[1]
+    sequence.common = sequence.computed
+
+
+def step_over_a_pin(scheduler: Scheduler) -> None:
+    scheduler.running[1].pinned = -1
+
+
+def step_while_waiting(scheduler: Scheduler) -> None:
+    scheduler.waiting[0].next_event = 3
+
+
 @pytest.mark.parametrize(
-    "falsify",
+    ("falsify", "found"),
     [
-        lose_a_block,
-        free_an_owned_block,
-        count_an_owner_twice,
-        run_ahead,
-        share_a_row,
-        cut_a_table,
-        grow_a_table_too_far,
-        own_while_waiting,
-        publish_what_is_written_in_the_second_group,
-        disagree_about_a_prefix,
-        cache_what_is_published_nowhere,
-        share_the_next_block_but_one,
-        hold_a_sibling_that_owns,
+        (lose_a_block, "not a partition"),
+        (free_an_owned_block, "not a partition"),
+        (count_an_owner_twice, "2 references, 1 owners"),
+        (run_ahead, "^one"),
+        (share_a_row, "rows"),
+        (cut_a_table, "table too short"),
+        (grow_a_table_too_far, "table too long"),
+        (own_while_waiting, "waits and owns"),
+        (publish_what_is_written_in_the_second_group, "and its prefix disagree"),
+        (disagree_about_a_prefix, "and its prefix disagree"),
+        (cache_what_is_published_nowhere, "published nowhere"),
+        (share_the_next_block_but_one, "is shared and written to"),
+        (hold_a_sibling_that_owns, "waits and has a row"),
+        (demand_too_much, "demand"),
+        (step_over_a_full_block, "a block is filled"),
+        (step_over_the_end, "end"),
+        (step_over_a_sibling, "a sibling may be due"),
+        (step_over_a_pin, "a pin may be due"),
+        (step_while_waiting, "is said to step on"),
     ],
 )
-def test_a_falsified_book_is_found(falsify: Falsify) -> None:
+def test_a_falsified_book_is_found(falsify: Falsify, found: str) -> None:
     scheduler = busy()
     falsify(scheduler)
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match=found):
         check(scheduler)
 
 

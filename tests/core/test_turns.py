@@ -165,6 +165,18 @@ def test_a_tenant_that_floods_keeps_nobody_waiting_for_long() -> None:
     assert ahead == {"priority": 200, "fair": 2}
 
 
+@pytest.mark.parametrize("stops", [frozenset(), frozenset({0, 1})])
+def test_every_token_of_a_prompt_and_an_answer_is_charged_once(stops: frozenset[int]) -> None:
+    serving = Serving(Setup(sequences=3, blocks=99, tokens=64, policy="fair", cached=False))
+    for tenant, answer in (("a", 40), ("b", 7), ("a", 1), ("b", 29)):
+        name = f"{tenant} {answer}"
+        serving.submit(request(name, 5, answer, tenant=tenant, stop_token_ids=stops))
+    serving.finish()
+    for tenant in "ab":
+        answers = sum(len(sent) for name, sent in serving.tokens.items() if name[0] == tenant)
+        assert serving.scheduler.roster.service.of(tenant) == 2 * 5 + 2 * answers
+
+
 @settings(max_examples=settings.default.max_examples // 8)
 @given(
     rows=st.integers(1, 4),

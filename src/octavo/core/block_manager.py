@@ -293,8 +293,8 @@ class BlockManager:
         for group, window in self._sliding:
             self._give_back(sequence, group, window)
 
-    def eventful(self, sequence: Sequence) -> int:
-        """The least number of computed positions for which `seal` will have something to do."""
+    def next_event(self, sequence: Sequence) -> int:
+        """How many positions are computed when `seal` has something to do again, at the least."""
         computed, size = sequence.computed, self.block_size
         full = (computed // size + 1) * size
         return min([full, *(next_returned(window, computed, size) for _, window in self._sliding)])

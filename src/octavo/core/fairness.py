@@ -1,7 +1,7 @@
 """Virtual token counters: how much service each tenant has had, in weighted tokens.
 
     a prompt token computed    1        charged when its request is first admitted
-    an answer token            2        charged as it is sampled
+    an answer token            2        charged when the step that sampled it is taken in
 
 Who is served next is the tenant that waits and has had the least. While it waits for nothing it
 saves nothing up: when it comes back its counter is lifted to the least of those that wait.

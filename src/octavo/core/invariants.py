@@ -103,19 +103,19 @@ def _check_sequences(scheduler: Scheduler) -> None:
             live = [block for _, block in table.live()]
             assert len(set(live)) == len(live), f"{sequence.id}: a block stands twice"
             _check_writable(scheduler, table, sequence.computed)
-        _check_uneventful(sequence, windows, size)
+        _check_steps(sequence, windows, size)
     for sequence in (*scheduler.waiting, *scheduler.held):
         assert sequence.state is State.WAITING
-        assert not sequence.uneventful, f"{sequence.id} waits and is said to step on"
-        assert sequence.row == NO_ROW
+        assert not sequence.next_event, f"{sequence.id} waits and is said to step on"
+        assert sequence.row == NO_ROW, f"{sequence.id} waits and has a row"
         assert not any(len(table) for table in sequence.tables), f"{sequence.id} waits and owns"
 
 
-def _check_uneventful(sequence: Sequence, windows: Windows, size: int) -> None:
+def _check_steps(sequence: Sequence, windows: Windows, size: int) -> None:
     """Its demand is what is left, and no step that is said to bring a token alone brings more."""
     left = min(sequence.length, sequence.last_position) - sequence.scheduled
     assert sequence.demand == min(left, sequence.longest_chunk), f"{sequence.id}: demand"
-    steps = range(sequence.computed + 1, sequence.uneventful)
+    steps = range(sequence.computed + 1, sequence.next_event)
     if steps:
         assert sequence.computed > sequence.common, f"{sequence.id}: a sibling may be due"
         assert sequence.pinned == len(sequence.request.pins), f"{sequence.id}: a pin may be due"

@@ -289,7 +289,10 @@ class Scheduler:
 
     def _take_all(self, step: InFlight, result: StepResult, now: float) -> list[Event]:
         """Take in every span. Most are one token of an answer that brings nothing else with it:
-        that is seen here, at a third of the cost of looking at all that it could bring."""
+        they are seen here, without a look at all that they could bring.
+
+        Only a span that samples is answered by a token. Tenants are charged when all are in.
+        """
         outcomes = {outcome.row: outcome for outcome in result.outcomes}
         events: list[Event] = []
         tenants = []
@@ -297,7 +300,7 @@ class Scheduler:
             row, _, stop, _, _ = span
             outcome, request = outcomes.get(row), sequence.request
             if (
-                stop < sequence.uneventful
+                stop < sequence.next_event
                 and epoch == sequence.epoch
                 and isinstance(outcome, Sampled)
                 and outcome.token not in request.stop_token_ids
@@ -336,9 +339,9 @@ class Scheduler:
         ending = sequence.ending()
         if ending is not None:
             return (token, self._end(sequence, *ending, now))
-        if sequence.computed > sequence.common:
-            limit = self.manager.eventful(sequence)
-            sequence.uneventful = min(limit, sequence.last_position)
+        if sequence.computed > sequence.common:  # all tokens it had at first, in this epoch
+            event = self.manager.next_event(sequence)
+            sequence.next_event = min(event, sequence.last_position)
         return (token,)
 
     def _computed(self, sequence: Sequence, start: int, stop: int, now: float) -> None:

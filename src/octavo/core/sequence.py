@@ -61,6 +61,7 @@ class Sequence:
         "last_served",
         "length",
         "longest_chunk",
+        "next_event",
         "number",
         "order",
         "pinned",
@@ -80,7 +81,6 @@ class Sequence:
         "tables",
         "ticket",
         "tokens",
-        "uneventful",
         "writable",
     )
 
@@ -130,6 +130,7 @@ class Sequence:
         """How many of the pins of its request were granted or refused, or are another sibling's."""
         self.last_served = -1
         self._reached = 0
+        """How many positions it had computed before it was preempted, at most."""
         self._cached_tokens = 0
         self._recomputed_tokens = 0
         self.preemptions = 0
@@ -139,7 +140,7 @@ class Sequence:
         self.first_token_s: float | None = None
 
     def _begin(self) -> None:
-        """Nothing is computed, and no block owned."""
+        """Nothing is computed."""
         self.computed = 0
         self.scheduled = 0
         self.restored = 0
@@ -151,10 +152,10 @@ class Sequence:
         self.writable = 0
         """Positions from `scheduled` up to here have blocks that nobody else owns or finds: nothing
         is to be reserved. 0 if that is not known. Kept by the block manager."""
-        self.uneventful = 0
-        """Computing one of the positions from `computed` up to here brings its token and nothing
-        else: no block is full or leaves its window, no sibling's turn comes, the answer does not
-        end. 0 if that is not known. Kept by the scheduler."""
+        self.next_event = 0
+        """While fewer positions than this are computed, a step brings a token and nothing else: no
+        block is full or leaves its window, no sibling's turn comes, and only a stop token can end
+        the answer. 0 if that is not known. Kept by the scheduler."""
 
     def arrive(self, order: int, now: float) -> None:
         """Take a place in the queue: `order` counts arrivals, `now` is since when it waits."""
@@ -208,7 +209,7 @@ class Sequence:
         if kept:
             self.swaps += 1
             self._reached = max(self._reached, self.scheduled)
-        elif self.computed > self.restored:
+        elif self.computed > self.restored:  # what was only found is not computed again
             self._reached = max(self._reached, self.computed)
         self._begin()
         self.preemptions += 1
@@ -231,7 +232,7 @@ class Sequence:
         return new_span(Span, (self.row, start, stop, known, samples))
 
     def compute(self, start: int, stop: int) -> None:
-        """The KV of positions [start, stop) is there."""
+        """The KV of positions [start, stop) is there; some may be computed again."""
         self.computed = stop
         if start < self._reached:
             self._recomputed_tokens += min(stop, self._reached) - start
@@ -246,8 +247,8 @@ class Sequence:
         return new_token(Token, (request.id, number, token, logprob, self.branch))
 
     def step(self, stop: int, token: int, logprob: float) -> Token:
-        """`compute` and `append` where that is `uneventful`: the KV of the last position is there,
-        and the token after it."""
+        """`compute` and `append` before the `next_event`, for a span that samples: the first token
+        is there, and nothing is computed again."""
         self.computed = stop
         self.tokens.append(token)
         request = self.request
@@ -259,7 +260,7 @@ class Sequence:
     ) -> Finished:
         """Become FINISHED; returns the terminal event."""
         self.become(State.FINISHED)
-        self.uneventful = 0
+        self.next_event = 0
         receipt = self.receipt(now)
         return Finished(self.request.id, reason, stop_id, message, receipt, self.branch)
 

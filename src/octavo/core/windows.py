@@ -34,7 +34,7 @@ def first_held(window: int | None, computed: int, block_size: int) -> int:
 
 
 def next_returned(window: int, computed: int, block_size: int) -> int:
-    """How many positions are there when the next block is given back.
+    """How many positions are computed when a block is given back next.
 
     >>> next_returned(8, 21, 4)
     24

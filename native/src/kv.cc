@@ -13,8 +13,8 @@ void rope_write_kv(const RopeArgs& args, Pool& pool);
 
 namespace {
 
-constexpr Index PIECE = 16;        // rows
-constexpr Index ALONE = 1 << 15;   // elements of a batch that one thread does sooner alone
+constexpr Index MOST_ROWS = 16;    // of a piece: a tile, where they follow each other
+constexpr Index ALONE = 1 << 12;   // elements of a batch that one thread does sooner alone
 constexpr Index HEAD_CHUNK = 256;  // elements of a head rounded at a time
 
 // Products and sums are rounded one by one, so that vectors and single lanes give the same bits.
@@ -109,10 +109,15 @@ void write_rows(const RopeArgs& args, Index first, Index last) {
   }
 }
 
+struct Call {
+  const RopeArgs& args;
+  Index rows;  // of a piece
+};
+
 void write_piece(void* state, Index piece, int) {
-  const RopeArgs& args = *static_cast<const RopeArgs*>(state);
-  const Index first = piece * PIECE, rest = args.batch.rows - first;
-  write_rows(args, first, first + (rest < PIECE ? rest : PIECE));
+  const Call& call = *static_cast<const Call*>(state);
+  const Index first = piece * call.rows, rest = call.args.batch.rows - first;
+  write_rows(call.args, first, first + (rest < call.rows ? rest : call.rows));
 }
 
 }  // namespace
@@ -122,7 +127,9 @@ void rope_write_kv(const RopeArgs& args, Pool& pool) {
   if (rows * (args.heads + 2 * args.pages.kv_heads) * args.pages.head_dim <= ALONE) {
     write_rows(args, 0, rows);
   } else {
-    pool.run((rows + PIECE - 1) / PIECE, write_piece, const_cast<RopeArgs*>(&args));
+    const Index share = (rows + 2 * pool.threads() - 1) / (2 * pool.threads());
+    Call call = {args, share < MOST_ROWS ? share : MOST_ROWS};
+    pool.run((rows + call.rows - 1) / call.rows, write_piece, &call);
   }
 }
 

@@ -68,6 +68,19 @@ def test_preemption_keeps_tokens_and_drops_all_else() -> None:
     assert (receipt.admitted_s, receipt.first_token_s, receipt.finished_s) == (1.0, 2.0, 9.0)
 
 
+def test_what_was_found_and_lost_before_it_was_used_is_not_computed_again() -> None:
+    one = sequence()
+    one.admit(row=0, cached=2, now=1.0)
+    one.preempt()
+    one.admit(row=0, cached=0, now=2.0)
+    served(one, 3, token=9)
+    assert one.receipt(9.0).recomputed_tokens == 0
+    one.preempt()
+    one.admit(row=0, cached=1, now=3.0)
+    served(one, 3, token=9)
+    assert one.receipt(9.0).recomputed_tokens == 2
+
+
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [

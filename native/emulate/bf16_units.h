@@ -1,7 +1,7 @@
 // The bfloat16 units in plain C++, with the rounding that the manual gives: every product and sum
 // to nearest even, subnormal inputs and results taken as zero.
-// Source: Intel 64 and IA-32 Architectures Software Developer's Manual, vol. 2: VDPBF16PS,
-// TDPBF16PS.
+// Source: Intel 64 and IA-32 Architectures Software Developer's Manual, vol. 2: VCVTNE2PS2BF16,
+// VDPBF16PS, TDPBF16PS.
 #pragma once
 
 #include "../src/vector.h"
@@ -28,6 +28,15 @@ OCTAVO_INLINE Floats dot_pairs(Words a, Words b, Floats sums) {
     sums[i] = sum;
   }
   return sums;
+}
+
+OCTAVO_INLINE Words pair_bf16(Floats even, Floats odd) {
+  Words pairs;
+  for (int i = 0; i < LANES; ++i) {
+    const std::uint32_t lower = round_bf16(flushed(even[i])), upper = round_bf16(flushed(odd[i]));
+    pairs[i] = lower | upper << 16;
+  }
+  return pairs;
 }
 
 #endif

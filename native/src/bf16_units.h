@@ -21,6 +21,15 @@ OCTAVO_INLINE Floats dot_pairs(Words a, Words b, Floats sums) {
   return (Floats)_mm512_dpbf16_ps((__m512)sums, (__m512bh)a, (__m512bh)b);
 }
 
+// Pairs of numbers rounded to bfloat16, ties to even; subnormal ones become zero.
+OCTAVO_INLINE Words pair_bf16(Floats even, Floats odd) {
+  typedef std::int16_t Halves __attribute__((vector_size(LANES * 4)));
+  const Halves halves = (Halves)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
+  const Halves order = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                        8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  return (Words)__builtin_shuffle(halves, order);
+}
+
 #endif
 
 #if OCTAVO_TILES

@@ -82,9 +82,16 @@ constexpr double FLOAT_OPERATIONS = 2.0 * (OCTAVO_DOT ? 2 : 1) * LANES * CHAINS;
 
 #endif
 
-// Products of bytes as `linear` takes them: sums of four in 32 bits each, or of two in 16 bits
-// where weights have four bits and the set has no unit for the first.
-#if (OCTAVO_VNNI || (OCTAVO_LANES >= 8 && OCTAVO_FMA)) && !OCTAVO_EMULATED
+// Products with integers as `linear` takes them: with tiles those of the bfloat16 that they are
+// expanded to; else of bytes, sums of four in 32 bits each, or of two in 16 bits where weights have
+// four bits and the set has no unit for the first.
+#if OCTAVO_TILES
+
+void multiply_bytes(const CeilingArgs& args, float* out) { multiply_floats(args, out); }
+void multiply_nibbles(const CeilingArgs& args, float* out) { multiply_floats(args, out); }
+constexpr double BYTE_OPERATIONS = FLOAT_OPERATIONS;
+
+#elif (OCTAVO_VNNI || (OCTAVO_LANES >= 8 && OCTAVO_FMA)) && !OCTAVO_EMULATED
 
 #if OCTAVO_LANES == 16
 #define OCTAVO_VECTOR "v"

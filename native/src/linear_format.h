@@ -19,7 +19,8 @@ struct RowGroup {
 //
 // `fetch` are values of a panel that is needed next, and of as many panels after it as the tile
 // has. For each cache line of values that a tile multiplies it asks for one, `fetch_step` bytes on:
-// of all tiles of a block, each asks for its share.
+// of all tiles of a block, each asks for its share. Panels are as far apart there as they are
+// packed, `fetch_stride`; those that a tile multiplies may have been expanded.
 struct TileArgs {
   const unsigned char* x;  // row r is at x + r · x_stride; its groups lie groups_at bytes on
   Index x_stride;
@@ -28,6 +29,7 @@ struct TileArgs {
   const unsigned char* factors;
   Index panel_stride;
   const unsigned char* fetch;
+  Index fetch_stride;
   Index fetch_step;
   Index inputs;  // a multiple of DEPTH
   float* sums;
@@ -36,6 +38,22 @@ struct TileArgs {
 };
 
 using MultiplyTile = void (*)(const TileArgs&);
+
+// A run of inputs of `count` panels of integers, to be written as bfloat16 panels one after the
+// other, `[inputs / 2][PANEL][2]` each. What is fetched is as far apart as what is read.
+struct ExpandArgs {
+  const unsigned char* panels;
+  const unsigned char* factors;
+  Index panel_stride;
+  Index count;
+  Index inputs;  // a multiple of DEPTH
+  const unsigned char* fetch;
+  const unsigned char* fetch_factors;
+  Index fetch_step;  // bytes to ask for, for each cache line of values
+  unsigned char* to;
+};
+
+constexpr Index EXPANDED_GROUP_BYTES = PANEL * DEPTH * 2;
 
 struct Tiles {
   MultiplyTile group;   // `panels` panels
@@ -52,10 +70,17 @@ struct Format {
   Index run_inputs;       // of one panel, at most: they stay in the first-level cache
   void (*open)();         // before the first product of a piece, and after the last; or null
   void (*close)();
+  // Expands panels for the tiles of a block of rows; or null: tiles take them as they are packed.
+  void (*expand)(const ExpandArgs&);
   // Prepares inputs 0 … inputs-1 of a row: `count` come from `from`, the rest are zeros.
   void (*prepare)(const float* from, Index count, Index inputs, unsigned char* to,
                   RowGroup* groups);
 };
+
+// Asks for the cache lines of so many bytes.
+OCTAVO_INLINE void fetch_lines(const unsigned char* from, Index bytes) {
+  for (Index at = 0; at < bytes; at += 64) __builtin_prefetch(from + at, 0, 2);
+}
 
 const Format& bf16_format();
 const Format& quantised_format(Encoding encoding);

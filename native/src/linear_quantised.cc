@@ -1,5 +1,7 @@
 // Products with weights of eight and four bits. x is rounded to eight bits in groups of DEPTH
-// inputs.
+// inputs. (Sets with tiles expand such weights to bfloat16: `linear_bf16.cc`.)
+#if !OCTAVO_TILES
+
 #include "quantised_tile.h"
 
 namespace octavo::OCTAVO_SET {
@@ -91,6 +93,7 @@ constexpr Format FORMAT = {
     .run_inputs = RUN_INPUTS,
     .open = nullptr,
     .close = nullptr,
+    .expand = nullptr,
     .prepare = prepare<ENCODING>,
 };
 
@@ -103,3 +106,5 @@ const Format& quantised_format(Encoding encoding) {
 }
 
 }  // namespace octavo::OCTAVO_SET
+
+#endif

@@ -39,7 +39,9 @@ void multiply_tile(const TileArgs& args) {
     if constexpr (TWO_ROWS) OCTAVO_TILE_LOAD(2, lower, sums_bytes);
     if constexpr (TWO_ROWS && TWO) OCTAVO_TILE_LOAD(3, lower + PANEL, sums_bytes);
   }
-  for (Index k = 0; k < args.inputs; k += DEPTH) {
+  const unsigned char* fetch = args.fetch;
+  const Index fetched = DEPTH / 2 * args.fetch_step;
+  for (Index k = 0; k < args.inputs; k += DEPTH, fetch += fetched) {
     const unsigned char* const x = args.x + k * 2;
     const unsigned char* const panel = args.panels + k * PANEL * 2;
     OCTAVO_TILE_LOAD(4, x, x_bytes);
@@ -48,21 +50,26 @@ void multiply_tile(const TileArgs& args) {
       OCTAVO_TILE_DOT(0, 4, 6);
       OCTAVO_TILE_LOAD(5, x + ROW_STEP * args.x_stride, x_bytes);
       OCTAVO_TILE_DOT(2, 5, 6);
+      fetch_lines(fetch, fetched);
       if constexpr (TWO) {
         OCTAVO_TILE_LOAD(7, panel + args.panel_stride, 64);
         OCTAVO_TILE_DOT(1, 4, 7);
         OCTAVO_TILE_DOT(3, 5, 7);
+        fetch_lines(fetch + args.fetch_stride, fetched);
       }
     } else {
       OCTAVO_TILE_LOAD(5, panel, 64);
       OCTAVO_TILE_DOT(0, 4, 5);
+      fetch_lines(fetch, fetched);
       if constexpr (TWO) {
         OCTAVO_TILE_LOAD(6, panel + args.panel_stride, 64);
         OCTAVO_TILE_DOT(1, 4, 6);
+        fetch_lines(fetch + args.fetch_stride, fetched);
       }
       if constexpr (THREE) {
         OCTAVO_TILE_LOAD(7, panel + 2 * args.panel_stride, 64);
         OCTAVO_TILE_DOT(2, 4, 7);
+        fetch_lines(fetch + 2 * args.fetch_stride, fetched);
       }
     }
   }

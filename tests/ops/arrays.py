@@ -34,3 +34,8 @@ def margin_is_kept(around: F32) -> bool:
 def as_multiplied(isa: str, x: F32) -> npt.NDArray[Any]:
     """The activations that `isa` multiplies: sets with bfloat16 units round them."""
     return x.astype(ml_dtypes.bfloat16) if isa.startswith(("avx512_bf16", "amx")) else x
+
+
+def expands(isa: str) -> bool:
+    """Does `isa` multiply quantised weights as bfloat16? Other sets multiply integers."""
+    return isa.startswith("amx")

@@ -2,12 +2,19 @@
 of the others if the build brought them."""
 
 import pytest
+from tests.ops.arrays import expands
 
 from octavo.ops.native import NativeOps, available_sets
 
 
 @pytest.fixture(params=available_sets())
 def isa(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=[isa for isa in available_sets() if expands(isa)])
+def expanding(request: pytest.FixtureRequest) -> str:
+    """Those that multiply quantised weights as bfloat16."""
     return str(request.param)
 
 

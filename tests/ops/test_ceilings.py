@@ -5,7 +5,7 @@ import pytest
 
 from octavo.ops.ceilings import Ceilings, best_s, measure_ceilings
 from octavo.ops.costs import Cost
-from octavo.ops.native import NativeOps
+from octavo.ops.native import PRODUCTS, NativeOps
 
 
 def test_a_floor_is_the_longer_of_reading_and_multiplying() -> None:
@@ -24,6 +24,12 @@ def test_operations_grow_with_rounds_and_pieces(ops: NativeOps) -> None:
         assert ops.multiply(form, operands, 6, np.zeros(1, np.float32)) == 2 * one
         assert ops.multiply(form, operands, 3, np.zeros(4, np.float32)) == 4 * one
     assert ops.multiply("bf16", operands, 1, np.zeros(1, np.float32)) > 0
+
+
+def test_weights_that_are_expanded_have_the_limit_of_bfloat16(expanding: str) -> None:
+    ops, operands = NativeOps(threads=1, isa=expanding), np.zeros(4096, np.uint8)
+    counts = {form: ops.multiply(form, operands, 3, np.zeros(1, np.float32)) for form in PRODUCTS}
+    assert counts["int8"] == counts["int4"] == counts["bf16"]
 
 
 def test_reading_reads_all_of_it_once(ops: NativeOps) -> None:

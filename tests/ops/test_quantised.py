@@ -1,12 +1,15 @@
 """Weights of eight and four bits: exact integers, float64, and the same bits in any company."""
 
+from collections.abc import Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 import pytest
-from tests.ops.arrays import guarded, margin_is_kept, random_norm
+from tests.ops.arrays import expands, guarded, margin_is_kept, random_norm
 
-from octavo.ops.api import F32, GROUP, Activation, Packed, Quantised
+from octavo.ops.api import BF16, F32, GROUP, Activation, Packed, Quantised
 from octavo.ops.native import NativeOps, available_sets
 from octavo.ops.reference import ReferenceOps, quantised_row
 
@@ -49,8 +52,22 @@ def normal(rng: np.random.Generator, rows: int, columns: int) -> F32:
     return rng.standard_normal((rows, columns), np.float32)
 
 
-def pack(ops: NativeOps | ReferenceOps, *parts: Quantised, gated: bool) -> Packed:
-    return ops.pack_gated(*parts) if gated else ops.pack(parts[0])
+def pack(
+    ops: NativeOps | ReferenceOps, parts: Sequence[Quantised] | Sequence[BF16], *, gated: bool
+) -> Packed:
+    return ops.pack_gated(parts[0], parts[1]) if gated else ops.pack(parts[0])
+
+
+def expanded(parts: Sequence[Quantised]) -> list[BF16]:
+    """What sets that expand weights multiply."""
+    return [part.dequantised().astype(ml_dtypes.bfloat16) for part in parts]
+
+
+def as_multiplied(
+    isa: str, x: F32, parts: Sequence[Quantised]
+) -> tuple[npt.NDArray[Any], Sequence[Quantised] | Sequence[BF16]]:
+    """Activations and weights, as the reference is to take them for what `isa` does."""
+    return (x.astype(ml_dtypes.bfloat16), expanded(parts)) if expands(isa) else (x, parts)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -87,11 +104,12 @@ def test_agrees_with_float64(
     parts = [random_quantised(rng, kind, outputs, inputs) for _ in range(2)]
     bias = normal(rng, 1, outputs if gated is None else 2 * outputs)[0]
     results = []
-    for backend in (ops, ReferenceOps()):
+    given = (ops, x, parts), (ReferenceOps(), *as_multiplied(ops.isa, x, parts))
+    for backend, rows_given, weights in given:
         out, around = guarded(rows, outputs)
         out[...] = before
-        weight = pack(backend, *parts, gated=gated is not None)
-        backend.linear(x, weight, out, bias=bias, add=True, gated=gated)
+        weight = pack(backend, weights, gated=gated is not None)
+        backend.linear(rows_given, weight, out, bias=bias, add=True, gated=gated)
         assert margin_is_kept(around)
         results.append(out)
     np.testing.assert_allclose(*results, rtol=3e-5, atol=3e-5)
@@ -108,7 +126,7 @@ def test_a_row_has_the_same_bits_in_any_company(
     x, before = normal(rng, max(ROWS), inputs), normal(rng, max(ROWS), outputs)
     parts = [random_quantised(rng, kind, outputs, inputs) for _ in range(2)]
     one, two = (NativeOps(threads=threads, isa=isa) for threads in (1, 2))
-    weight = pack(one, *parts, gated=gated is not None)
+    weight = pack(one, parts, gated=gated is not None)
 
     def run(ops: NativeOps, start: int, stop: int) -> F32:
         out = before[start:stop].copy()
@@ -123,12 +141,80 @@ def test_a_row_has_the_same_bits_in_any_company(
             assert (run(ops, start, start + rows) == alone[start : start + rows]).all()
 
 
+@pytest.mark.parametrize("gated", [None, "silu"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_number_of_rows_is_as_near_as_bfloat16(
+    rng: np.random.Generator, expanding: str, gated: Activation | None, kind: str
+) -> None:
+    """Each product is off by the rounding of two factors, 2^-9 each, and each of two sums a product
+    by 2^-24 of what there is to sum at most."""
+    inputs, outputs = int(rng.choice([31, 333, 415])), 45
+    parts = [random_quantised(rng, kind, outputs, inputs) for _ in range(2 if gated else 1)]
+    exact = np.concatenate([part.dequantised(np.float64) for part in parts])
+    x = normal(rng, 70, inputs)
+    sums, slack = x.astype(np.float64) @ exact.T, np.abs(x) @ np.abs(exact).T
+    slack *= 2.0**-8 + 2.0**-18 + inputs * 2.0**-23
+    if gated:
+        (gate, up), (gate_slack, up_slack) = np.split(sums, 2, axis=1), np.split(slack, 2, axis=1)
+        sums = gate / (1 + np.exp(-gate)) * up
+        # silu is 1.1 steep at most and no larger than its input.
+        slack = 1.1 * gate_slack * (np.abs(up) + up_slack) + np.abs(gate) * up_slack + 1e-6
+    ops = NativeOps(threads=1, isa=expanding)
+    weight = pack(ops, parts, gated=gated is not None)
+    for rows in range(1, len(x) + 1):
+        out, around = guarded(rows, outputs)
+        ops.linear(x[:rows], weight, out, gated=gated)
+        assert (np.abs(out - sums[:rows]) <= slack[:rows]).all()
+        assert margin_is_kept(around)
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(17, 31), (70, 333), (130, 1300)])
+@pytest.mark.parametrize("gated", [None, "gelu_tanh"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_expanded_weights_give_the_bits_of_bfloat16_ones(
+    rng: np.random.Generator,
+    expanding: str,
+    outputs: int,
+    inputs: int,
+    gated: Activation | None,
+    kind: str,
+) -> None:
+    """Every weight is the bfloat16 nearest to it, wherever inputs are cut."""
+    parts = [random_quantised(rng, kind, outputs, inputs) for _ in range(2)]
+    for part in parts:  # both ends of the range, and groups that are zero
+        part.values[0], part.values[-1], part.scales[outputs // 2] = 0, 255, 0
+    ops, bias = NativeOps(threads=2, isa=expanding), normal(rng, 1, 2 * outputs)[0]
+    bias = bias if gated else bias[:outputs]
+    for rows in (1, 16, 17, 33, 70):
+        x = normal(rng, rows, inputs)
+        (out, _), (expected, _) = guarded(rows, outputs), guarded(rows, outputs)
+        for weights, target in ((parts, out), (expanded(parts), expected)):
+            weight = pack(ops, weights, gated=gated is not None)
+            ops.linear(x, weight, target, bias=bias, gated=gated)
+        assert (out == expected).all()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 9])
+def test_rows_that_share_expanded_weights_keep_their_bits(
+    rng: np.random.Generator, expanding: str, threads: int
+) -> None:
+    """Threads and rows say how many blocks there are, and so how often weights are expanded."""
+    x, ops = normal(rng, 900, 384), NativeOps(threads=threads, isa=expanding)
+    weight = ops.pack(random_quantised(rng, "int8", 88, 384))
+    out, _ = guarded(900, 88)
+    ops.linear(x, weight, out)
+    for row in (0, 255, 256, 671, 672, 899, int(rng.integers(900))):
+        alone, _ = guarded(1, 88)
+        ops.linear(x[row : row + 1], weight, alone)
+        assert (out[row] == alone[0]).all()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_sets_with_fused_multiply_add_agree(rng: np.random.Generator, kind: str) -> None:
     weight, x = random_quantised(rng, kind, 70, 333), normal(rng, 9, 333)
     results = []
     for isa in available_sets():
-        if isa != "portable":
+        if isa != "portable" and not expands(isa):
             ops, (out, _) = NativeOps(threads=1, isa=isa), guarded(9, 70)
             ops.linear(x, ops.pack(weight), out)
             results.append(out)
@@ -168,14 +254,16 @@ def test_a_row_that_is_not_finite_leaves_its_neighbours(
 def test_inputs_of_any_size(rng: np.random.Generator, ops: NativeOps, kind: str) -> None:
     """Groups of zeros and of the smallest numbers give zero, the largest do not overflow."""
     x = np.zeros((6, 96), np.float32)
-    x[1], x[2], x[3] = 1e-40, 1e-31, rng.choice([-1, 1], 96)
-    x[4], x[5] = x[3] * 1e-25, x[3] * 1e30
+    x[1], x[2], x[3] = 1e-40, 2.0**-103, rng.choice([-1, 1], 96)
+    x[4], x[5] = x[3] * np.float32(2.0**-83), x[3] * np.float32(2.0**100)
     weight = ops.pack(random_quantised(rng, kind, 33, 96))
     out, _ = guarded(6, 33)
     ops.linear(x, weight, out)
-    assert (out[:3] == 0).all()
-    np.testing.assert_allclose(out[4] * 1e25, out[3], rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(out[5] / 1e30, out[3], rtol=1e-4, atol=1e-5)
+    assert (out[:2] == 0).all()
+    # As integers, inputs below 2^-100 are zeros.
+    assert np.isfinite(out[2]).all() if expands(ops.isa) else (out[2] == 0).all()
+    np.testing.assert_allclose(out[4] * 2.0**83, out[3], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(out[5] * 2.0**-100, out[3], rtol=1e-4, atol=1e-5)
 
 
 def test_rounding_is_at_most_half_a_step(rng: np.random.Generator) -> None:

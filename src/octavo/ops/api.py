@@ -316,6 +316,8 @@ class Ops(Protocol):
         Rule     quantised weights meet quantised activations: each group of 32 of norm(x) becomes
                  scale · q, with scale = max |x| / 127 and q rounded to nearest even. The products
                  within a group are summed exactly, groups in ascending order in float32.
+                 A backend whose unit multiplies bfloat16 faster may round norm(x), and each weight
+                 scale · q (+ offset), to that instead.
         """
 
     def rms_norm(self, x: F32, norm: Norm, out: F32) -> None:

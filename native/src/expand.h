@@ -1,0 +1,90 @@
+// Panels of integers as panels of bfloat16, for sets whose tiles multiply those: each weight
+// becomes d · q, or d · q + m, rounded to float32 and then to bfloat16, ties to even.
+//
+// An integer is put into the mantissa of a float as it lies in a word, one byte up or down at most,
+// so that its lowest bit counts 1: of two operations the float is BASE + integer, exactly. `zero`
+// is such a float for the weight 0. d · float - d · zero is exact too: neither has more than 24
+// bits.
+#pragma once
+
+#include "bf16_units.h"
+#include "linear_format.h"
+#include "octavo/kernels.h"
+#include "vector.h"
+
+namespace octavo::OCTAVO_SET {
+
+static_assert(LANES == PANEL, "a vector is a line of a panel");
+
+// The integers in byte 1 of each word: as_floats((word & mask) ^ bits).
+struct Integers {
+  std::uint32_t mask;
+  std::uint32_t bits;
+  float zero;
+};
+
+template <Encoding ENCODING>
+struct Lines {
+  static constexpr bool OFFSETS = ENCODING == Encoding::int4_offset;
+  static constexpr float ZERO = OFFSETS ? 0.0f : 8.0f;
+  static constexpr int COUNT = 4;  // inputs 0 … 15 in the low halves of bytes, then 16 …
+  static constexpr Integers PART[] = {{0x0f00u, 0x47000000u, 0x1p15f + ZERO},
+                                      {0xf000u, 0x45000000u, 0x1p11f + ZERO}};
+};
+
+template <>
+struct Lines<Encoding::int8> {
+  static constexpr bool OFFSETS = false;
+  static constexpr int COUNT = 8;
+  static constexpr Integers PART[] = {{0xff00u, 0x47008000u, 0x1p15f + 128.0f}};  // q + 128
+};
+
+constexpr Index LINE = 4 * PANEL;  // bytes: a word of each column
+
+// One group of a panel.
+template <Encoding ENCODING>
+OCTAVO_INLINE void expand_group(const unsigned char* from, const Half* factors, unsigned char* to) {
+  using Of = Lines<ENCODING>;
+  const Floats scale = widen_halves(factors);
+  [[maybe_unused]] Floats offset = {};
+  if constexpr (Of::OFFSETS) offset = widen_halves(factors + PANEL);
+  const auto weights = [&](Words words, const Integers& integers) __attribute__((always_inline)) {
+    const Floats held = as_floats((words & integers.mask) ^ integers.bits);
+    if constexpr (Of::OFFSETS) return fma(held - integers.zero, scale, offset);
+    return fma(held, scale, scale * -integers.zero);
+  };
+#pragma GCC unroll 8
+  for (int line = 0; line < Of::COUNT; ++line) {
+    const Words second = load_words(from + line * LINE);
+    const Words first = second << 8, third = second >> 8, fourth = second >> 16;
+    unsigned char* target = to + 2 * line * LINE;
+#pragma GCC unroll 2
+    for (const Integers& part : Of::PART) {
+      store_words(target, pair_bf16(weights(first, part), weights(second, part)));
+      store_words(target + LINE, pair_bf16(weights(third, part), weights(fourth, part)));
+      target += 2 * Of::COUNT * LINE;
+    }
+  }
+}
+
+template <Encoding ENCODING>
+void expand(const ExpandArgs& args) {
+  constexpr Index GROUP_BYTES = Lines<ENCODING>::COUNT * LINE;
+  constexpr Index FACTOR_BYTES = PANEL * (Lines<ENCODING>::OFFSETS ? 4 : 2);
+  const Index fetched = Lines<ENCODING>::COUNT * args.fetch_step;
+  unsigned char* to = args.to;
+  for (Index p = 0; p < args.count; ++p) {
+    const Index panel = p * args.panel_stride;
+    const unsigned char *from = args.panels + panel, *factors = args.factors + panel;
+    const unsigned char *fetch = args.fetch + panel, *fetch_factors = args.fetch_factors + panel;
+    for (Index k = 0; k < args.inputs; k += DEPTH) {
+      fetch_lines(fetch, fetched);
+      fetch_lines(fetch_factors, FACTOR_BYTES);
+      expand_group<ENCODING>(from, reinterpret_cast<const Half*>(factors), to);
+      from += GROUP_BYTES, factors += FACTOR_BYTES, to += EXPANDED_GROUP_BYTES;
+      fetch += fetched, fetch_factors += FACTOR_BYTES;
+    }
+  }
+}
+
+}  // namespace octavo::OCTAVO_SET

@@ -30,7 +30,7 @@ void paged_attention(const AttentionArgs& args, Pool& pool);
 namespace {
 
 constexpr Index ITEM_ROWS = 48;       // of a head: so many keep a partition's tiles in cache
-constexpr Index ALONE = 1 << 17;      // products of a batch that one thread does sooner alone
+constexpr Index ALONE = 1 << 15;      // products of a batch that one thread does sooner alone
 constexpr Index PIECES_A_THREAD = 4;  // fewer are cut into runs of partitions
 constexpr Index TOGETHER = 512;       // E · heads of a token that are fetched in turn, at most
 

@@ -11,8 +11,11 @@ namespace {
 
 constexpr Index SCALE_BYTES = 4;
 
-void require(bool holds, const std::string& message) {
-  if (!holds) throw nb::value_error(message.c_str());
+[[noreturn]] void refuse(const std::string& message) { throw nb::value_error(message.c_str()); }
+
+// The message is made only when it is needed: these checks run in every layer.
+void require(bool holds, const char* message) {
+  if (!holds) refuse(message);
 }
 
 // A pool of bytes is one of int8 with scales.
@@ -54,16 +57,18 @@ class Step {
         scaled
             ? "kv.pool of uint8 must be [blocks, layers, 2, Hk, B / 16, 16 (4 + E)] with an even E"
             : "kv.pool must be [blocks, layers, 2, Hk, B / 16, 16 E] with an even E");
-    require(layer >= 0 && layer < layers, "kv.layer must be less than the pool's " +
-                                              std::to_string(layers) + " layers, it is " +
-                                              std::to_string(layer));
+    if (layer < 0 || layer >= layers) {
+      refuse("kv.layer must be less than the pool's " + std::to_string(layers) +
+             " layers, it is " + std::to_string(layer));
+    }
     const Index page_bytes = 2 * kv_heads * tiles * pool.size(5) * (scaled ? 1 : sizeof(Bf16));
     page = layer * page_bytes;
     block_stride = layers * page_bytes;
     heads = qkv.size(1) / head_dim - 2 * kv_heads;
-    require(qkv.size(1) % head_dim == 0 && heads > 0 && heads % kv_heads == 0,
-            "qkv is " + std::to_string(qkv.size(1)) +
-                " wide, which is not (Hq + 2 Hk) E with Hq a multiple of Hk");
+    if (qkv.size(1) % head_dim != 0 || heads <= 0 || heads % kv_heads != 0) {
+      refuse("qkv is " + std::to_string(qkv.size(1)) +
+             " wide, which is not (Hq + 2 Hk) E with Hq a multiple of Hk");
+    }
     check_rows();
   }
 
@@ -108,8 +113,9 @@ class Step {
     const Index used = (length + block_size - 1) / block_size;
     const Index oldest = length - (stop - start);  // the position of the first row
     const Index first = window_ == 0 || window_ > oldest ? 0 : oldest + 1 - window_;
-    require(used <= table.size(1),
-            "kv.table has no room for a context of " + std::to_string(length) + " positions");
+    if (used > table.size(1)) {
+      refuse("kv.table has no room for a context of " + std::to_string(length) + " positions");
+    }
     const std::int32_t* blocks = table.as<const std::int32_t>() + sequence * table.size(1);
     const std::uint32_t limit = static_cast<std::uint32_t>(pool.size(0));
     bool inside = true;
@@ -136,9 +142,11 @@ void rope_write_kv(Backend& backend, nb::handle qkv, nb::tuple batch, nb::handle
   sines.expect(1, cosines.size(1));
   require(2 * cosines.size(1) <= step.head_dim, "rope turns more elements than a head has");
   for (Index sequence = 0; sequence < args.batch.sequences; ++sequence) {
-    require(args.batch.context[sequence] <= cosines.size(0),
-            "rope has tables for " + std::to_string(cosines.size(0)) + " positions, not for " +
-                std::to_string(args.batch.context[sequence]));
+    const Index length = args.batch.context[sequence];
+    if (length > cosines.size(0)) {
+      refuse("rope has tables for " + std::to_string(cosines.size(0)) + " positions, not for " +
+             std::to_string(length));
+    }
   }
   args.cos = cosines.as<const float>();
   args.sin = sines.as<const float>();
@@ -148,12 +156,14 @@ void rope_write_kv(Backend& backend, nb::handle qkv, nb::tuple batch, nb::handle
 
 void paged_attention(Backend& backend, nb::handle qkv, nb::tuple batch, nb::handle pool,
                      Index layer, nb::handle table, nb::handle out, float scale, Index window) {
-  require(window >= 0, "window must be at least 1, or 0 for none, it is " + std::to_string(window));
+  if (window < 0) {
+    refuse("window must be at least 1, or 0 for none, it is " + std::to_string(window));
+  }
   const Step step(qkv, batch, pool, layer, table, window, Access::read, Access::read);
   const Array to(out, "out", FLOAT32, 2, Access::write);
   to.expect(0, step.qkv.size(0));
   to.expect(1, step.heads * step.head_dim);
-  require(scale > 0, "scale must be positive, it is " + std::to_string(scale));
+  if (!(scale > 0)) refuse("scale must be positive, it is " + std::to_string(scale));
   const AttentionArgs args{step.qkv.as<const float>(),
                            step.heads,
                            scale,

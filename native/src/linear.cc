@@ -320,6 +320,7 @@ void multiply_run(const Plan& plan, const Piece& piece, Index run, float* sums, 
         tile.panels = panels + (q - p) * tile.panel_stride;
         tile.factors = here.factors + (q - p) * weight.panel_bytes;
         tile.fetch = next.values + share * run_bytes / shares + (q - p) * weight.panel_bytes;
+        tile.fetch_factors = next.factors + (q - p) * weight.panel_bytes;
         tile.sums = sums + (step - top) * row_step * sums_stride + q * PANEL;
         (whole ? shape.group : shape.single)(tile);
         q += whole ? shape.panels : 1;

@@ -19,8 +19,9 @@ struct RowGroup {
 //
 // `fetch` are values of a panel that is needed next, and of as many panels after it as the tile
 // has. For each cache line of values that a tile multiplies it asks for one, `fetch_step` bytes on:
-// of all tiles of a block, each asks for its share. Panels are as far apart there as they are
-// packed, `fetch_stride`; those that a tile multiplies may have been expanded.
+// of all tiles of a block, each asks for its share. `fetch_factors` are the factors of that panel.
+// Panels are as far apart there as they are packed, `fetch_stride`; those that a tile multiplies
+// may have been expanded.
 struct TileArgs {
   const unsigned char* x;  // row r is at x + r · x_stride; its groups lie groups_at bytes on
   Index x_stride;
@@ -31,6 +32,7 @@ struct TileArgs {
   const unsigned char* fetch;
   Index fetch_stride;
   Index fetch_step;
+  const unsigned char* fetch_factors;
   Index inputs;  // a multiple of DEPTH
   float* sums;
   Index sums_stride;

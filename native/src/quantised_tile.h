@@ -50,10 +50,10 @@ OCTAVO_INLINE const unsigned char* vector_at(const unsigned char* panel, Index p
   return panel + n / VECTORS * panel_stride + n % VECTORS * LANES * lane_bytes;
 }
 
-// Adds the products of one group.
+// Adds the products of one group, and asks for as many lines at `fetch`.
 template <typename Products, int ROWS, int WIDTH>
 OCTAVO_INLINE void multiply_group(const TileArgs& args, const unsigned char* x,
-                                  const unsigned char* panel,
+                                  const unsigned char* panel, const unsigned char* fetch,
                                   typename Products::Sums (&sums)[ROWS][WIDTH]) {
 #pragma GCC unroll 2
   for (int line = 0; line < Products::LINES; ++line) {
@@ -67,7 +67,7 @@ OCTAVO_INLINE void multiply_group(const TileArgs& args, const unsigned char* x,
         weights[n] = part_of(Products{}, from, part);
         // A panel is too short a stream for what the machine fetches ahead by itself.
         if (part == 0 && n % VECTORS == 0) {
-          __builtin_prefetch(from + WIDTH / VECTORS * args.panel_stride);
+          __builtin_prefetch(fetch + line * args.fetch_step + n / VECTORS * args.fetch_stride);
         }
       }
 #pragma GCC unroll 16
@@ -119,6 +119,7 @@ void multiply_quantised(const TileArgs& args) {
   }
   const unsigned char *x = args.x, *panel = args.panels, *factors = args.factors;
   const unsigned char* row_groups = args.x + args.groups_at;
+  const unsigned char *fetch = args.fetch, *fetch_factors = args.fetch_factors;
   for (Index k = 0; k < args.inputs; k += DEPTH) {
     typename Products::Sums products[ROWS][WIDTH];
 #pragma GCC unroll 16
@@ -128,10 +129,15 @@ void multiply_quantised(const TileArgs& args) {
 #pragma GCC unroll 16
       for (int n = 0; n < WIDTH; ++n) products[r][n] = (typename Products::Sums)start;
     }
-    multiply_group<Products>(args, x, panel, products);
+    multiply_group<Products>(args, x, panel, fetch, products);
     settle<ENCODING>(args, row_groups, factors, products);
+#pragma GCC unroll 16
+    for (int p = 0; p < PANELS; ++p) {
+      __builtin_prefetch(fetch_factors + p * args.fetch_stride);
+    }
     x += Products::X_BYTES, panel += Products::LINES * 4 * PANEL;
     factors += FACTOR_BYTES, row_groups += sizeof(RowGroup);
+    fetch += Products::LINES * args.fetch_step, fetch_factors += FACTOR_BYTES;
   }
 }
 

@@ -58,8 +58,8 @@ class Step {
             ? "kv.pool of uint8 must be [blocks, layers, 2, Hk, B / 16, 16 (4 + E)] with an even E"
             : "kv.pool must be [blocks, layers, 2, Hk, B / 16, 16 E] with an even E");
     if (layer < 0 || layer >= layers) {
-      refuse("kv.layer must be less than the pool's " + std::to_string(layers) +
-             " layers, it is " + std::to_string(layer));
+      refuse("kv.layer must be less than the pool's " + std::to_string(layers) + " layers, it is " +
+             std::to_string(layer));
     }
     const Index page_bytes = 2 * kv_heads * tiles * pool.size(5) * (scaled ? 1 : sizeof(Bf16));
     page = layer * page_bytes;

@@ -1,5 +1,6 @@
 #include "octavo/pool.h"
 
+#include <sched.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -9,6 +10,8 @@
 #include <thread>
 #include <vector>
 
+#include "cores.h"
+
 namespace octavo {
 
 namespace {
@@ -16,6 +19,12 @@ namespace {
 // Longer than the gap between two regions of one forward pass, shorter than a scheduler's slice:
 // a worker that fell asleep is back 50 µs late.
 constexpr auto SPIN_NS = std::chrono::nanoseconds(200'000);
+
+// Longer than most pieces and than a moment in which the machine below is busy elsewhere. Whoever
+// waits so long for a piece looks whether its thread has a core.
+constexpr auto PATIENCE = std::chrono::nanoseconds(120'000);
+constexpr int LOOKS = 32;   // between two looks at the clock
+constexpr int YIELDS = 50;  // of a core that was lent, at most
 
 constexpr std::size_t LINE = 64;
 constexpr std::size_t FETCHED = 8 * LINE;  // between two looks for a region
@@ -98,7 +107,8 @@ class Ahead {
 struct Pool::State {
   alignas(64) std::atomic<std::uint64_t> ticket{0};
   alignas(64) std::atomic<Index> done{0};
-  alignas(64) Piece piece = nullptr;
+  alignas(64) std::atomic<Index> wanted{0};
+  Piece piece = nullptr;
   void* argument = nullptr;
   Index pieces = 0;
   alignas(64) std::atomic<std::uint32_t> region{0};
@@ -108,6 +118,8 @@ struct Pool::State {
   pid_t owner = 0;
   Ahead ahead;
   std::vector<std::thread> workers;
+  std::vector<std::atomic<ThreadId>> holders;  // of pieces, by thread; 0: it has none
+  std::atomic<bool> lending{false};
   Scratch shared;
   std::vector<Scratch> local;
 
@@ -125,18 +137,61 @@ struct Pool::State {
   }
 
   void take_pieces(int thread) {
+    std::atomic<ThreadId>& holder = holders[static_cast<std::size_t>(thread)];
+    holder.store(this_thread(), std::memory_order_relaxed);
     Index taken = 0;
     while (claim(&taken)) {
       piece(argument, taken, thread);
       done.fetch_add(1, std::memory_order_release);
     }
+    holder.store(0, std::memory_order_relaxed);
+  }
+
+  bool finished() const {
+    return done.load(std::memory_order_acquire) >= wanted.load(std::memory_order_relaxed);
+  }
+
+  // Another process may have the core of a thread in the middle of a piece, for milliseconds, while
+  // all wait for that piece. Its thread gets the caller's core. One lends at a time.
+  void lend_core() {
+    if (lending.exchange(true, std::memory_order_acquire)) return pause();
+    for (std::atomic<ThreadId>& holder : holders) {
+      const ThreadId id = holder.load(std::memory_order_relaxed);
+      if (id == 0 || id == this_thread() || !stands_still(id)) continue;
+      const CoreLoan loan(id);
+      for (int i = 0; i < YIELDS && holder.load(std::memory_order_relaxed) == id; ++i) {
+        sched_yield();
+      }
+    }
+    lending.store(false, std::memory_order_release);
+  }
+
+  bool stands_still(ThreadId id) const {
+    const std::int64_t before = processor_ns(id);
+    for (int look = 0; look < 8 * LOOKS; ++look) {
+      if (finished()) return false;
+      pause();
+    }
+    return before >= 0 && processor_ns(id) == before;
+  }
+
+  void wait() {
+    const auto start = std::chrono::steady_clock::now();
+    while (true) {
+      for (int look = 0; look < LOOKS; ++look) {
+        if (finished()) return;
+        pause();
+      }
+      if (std::chrono::steady_clock::now() - start > PATIENCE) lend_core();
+    }
   }
 
   bool look_for_region() {
     const auto start = std::chrono::steady_clock::now();
+    auto waited = SPIN_NS;
     bool left = true;
     do {
-      for (int look = 0; look < 32; ++look) {
+      for (int look = 0; look < LOOKS; ++look) {
         if (has_pieces(ticket.load(std::memory_order_acquire))) return true;
         if (left) {
           left = ahead.fetch();
@@ -144,7 +199,9 @@ struct Pool::State {
           pause();
         }
       }
-    } while (std::chrono::steady_clock::now() - start < SPIN_NS);
+      waited = std::chrono::steady_clock::now() - start;
+      if (waited > PATIENCE && !finished()) lend_core();
+    } while (waited < SPIN_NS);
     return false;
   }
 
@@ -170,6 +227,7 @@ struct Pool::State {
 Pool::Pool(int threads) : state_(new State) {
   state_->threads = threads;
   state_->local = std::vector<Scratch>(static_cast<std::size_t>(threads));
+  state_->holders = std::vector<std::atomic<ThreadId>>(static_cast<std::size_t>(threads));
 }
 
 Pool::~Pool() {
@@ -209,19 +267,14 @@ void Pool::run(Index pieces, Piece piece, void* argument) {
   state.piece = piece;
   state.argument = argument;
   state.pieces = pieces;
+  state.wanted.store(pieces, std::memory_order_relaxed);
   state.done.store(0, std::memory_order_relaxed);
   const std::uint64_t region = (state.ticket.load(std::memory_order_relaxed) >> 32) + 1;
   state.ticket.store(region << 32 | static_cast<std::uint64_t>(pieces), std::memory_order_seq_cst);
   state.region.fetch_add(1);
   state.region.notify_all();
   state.take_pieces(0);
-  for (int look = 0; state.done.load(std::memory_order_acquire) != pieces; ++look) {
-    if (look < 2000) {
-      pause();
-    } else {
-      std::this_thread::yield();
-    }
-  }
+  state.wait();
 }
 
 }  // namespace octavo

@@ -1,5 +1,6 @@
 """The pool of threads: every piece is done once, whoever is there to do it."""
 
+import os
 import subprocess
 import sys
 
@@ -72,3 +73,27 @@ def test_pools_come_and_go(rng: np.random.Generator) -> None:
         out, _ = guarded(50, 300)
         NativeOps(threads=2).linear(x, packed, out)
         assert (out == expected).all()
+
+
+def test_threads_that_were_helped_may_run_where_they_could_before(
+    rng: np.random.Generator,
+) -> None:
+    """Busy neighbours on every core take it from threads in the middle of a piece."""
+    cores = os.sched_getaffinity(0)
+    ops = NativeOps(threads=len(cores) + 1)
+    weight = ops.pack(random_weight(rng, 3072, 576))
+    x = rng.standard_normal((64, 576), np.float32)
+    expected, found = (np.full((64, 3072), np.nan, np.float32) for _ in range(2))
+    ops.linear(x, weight, expected)
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in cores]
+    try:
+        for _ in range(100):
+            found.fill(np.nan)
+            ops.linear(x, weight, found)
+            np.testing.assert_array_equal(found, expected)
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    threads = [int(name) for name in os.listdir("/proc/self/task")]
+    assert {frozenset(os.sched_getaffinity(thread)) for thread in threads} == {frozenset(cores)}

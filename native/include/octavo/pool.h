@@ -18,8 +18,10 @@ struct Stretch {
 //
 // run() hands out pieces 0 … pieces-1 in order, one by one, to whoever asks first; the calling
 // thread takes part. It returns when every piece is done and never waits for a thread that has
-// not taken one, so a thread the system does not run costs nothing. A worker looks for the next
-// region for about SPIN_NS, then sleeps; meanwhile it fetches what is announced to be read next.
+// not taken one, so a thread the system does not run costs nothing; one that has and gets no core,
+// since another process is on it, is moved to the core of a thread that waits. A worker looks for
+// the next region for about SPIN_NS, then sleeps; meanwhile it fetches what is announced to be read
+// next.
 //
 // Workers start with the first region that has more than one piece. In a child made by fork() there
 // are none: the caller then does all pieces itself. One region at a time; callers take turns.

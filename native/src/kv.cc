@@ -45,24 +45,45 @@ void write_value(const float* value, Index width, Bf16* tile, Index slot) {
   for (Index i = 0; i < width; ++i) to[2 * i] = round_bf16(value[i]);
 }
 
+// The greatest |x|, infinity if one of them is NaN.
+OCTAVO_INLINE float magnitude(const float* x, Index count) {
+  const Floats infinity = splat(__builtin_inff());
+  Floats most = {};
+  for (Index i = 0; i < count; i += LANES) {
+    const Floats some = count - i < LANES ? load_first(x + i, count - i) : load(x + i);
+    const Floats sizes = as_floats(as_words(some) & 0x7fffffffu);
+    most = max(min(sizes, infinity), most);
+  }
+  return max(most);
+}
+
+// The low byte of to[i] becomes x[i] · inverse, rounded to nearest even.
+OCTAVO_INLINE void round_words(const float* x, Index count, float inverse, std::uint32_t* to) {
+  const Floats magic = splat(0x1.8p23f);  // adding it rounds to an integer
+  for (Index i = 0; i < count; i += LANES) {
+    const Floats some = count - i < LANES ? load_first(x + i, count - i) : load(x + i);
+    store_words(to + i, as_words(some * inverse + magic));
+  }
+}
+
 // head ≈ scale · q: to[i · step] = q[i], scale = max |head| / 127, q rounded to nearest even. A
 // head that is not finite gets the scale NaN, one below 2^-100 zeros.
-void write_scaled(const float* head, Index width, Byte* tile, Index slot, Byte* to, Index step) {
-  float most = 0.0f, faults = 0.0f;
-  for (Index i = 0; i < width; ++i) {
-    const float size = __builtin_fabsf(head[i]);
-    most = size > most ? size : most;
-    faults += head[i] * 0.0f;
-  }
-  const bool usual = faults == 0.0f && most >= 0x1p-100f;
-  const float inverse = usual ? 127.0f / most : 0.0f, magic = 0x1.8p23f;
-  const float scale = usual ? most / 127.0f : faults;
+OCTAVO_INLINE void write_scaled(const float* head, Index width, Byte* tile, Index slot, Byte* to,
+                                Index step) {
+  const float most = magnitude(head, width);
+  const bool usual = most >= 0x1p-100f && most < __builtin_inff();
+  const float scale = usual ? most / 127.0f : most * 0.0f;
   __builtin_memcpy(tile + slot * 4, &scale, sizeof scale);
-  for (Index i = 0; i < width; ++i) {
-    const float shifted = (usual ? head[i] * inverse : 0.0f) + magic;  // rounds to an integer
-    std::int32_t bits;
-    __builtin_memcpy(&bits, &shifted, sizeof bits);
-    to[i * step] = static_cast<Byte>(bits);
+  if (!usual) {
+    for (Index i = 0; i < width; ++i) to[i * step] = 0;
+    return;
+  }
+  const float inverse = 127.0f / most;
+  std::uint32_t rounded[HEAD_CHUNK];
+  for (Index first = 0; first < width; first += HEAD_CHUNK) {
+    const Index count = width - first < HEAD_CHUNK ? width - first : HEAD_CHUNK;
+    round_words(head + first, count, inverse, rounded);
+    for (Index i = 0; i < count; ++i) to[(first + i) * step] = static_cast<Byte>(rounded[i]);
   }
 }
 

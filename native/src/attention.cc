@@ -67,6 +67,8 @@ struct Call {
   Index together;  // KV heads of a token in one run
   Item* items;
   Run* runs;
+  Index run_count;
+  Index takers;  // threads that take runs in turn
 };
 
 // The memory of one thread, for the heads of one run.
@@ -117,18 +119,28 @@ void gather_queries(const Call& call, const Run& run, float* queries) {
   }
 }
 
-Tiles find_tiles(const Call& call, const Item& item, Index head, Index partition) {
+// The tile of keys that begins at `position`.
+const Byte* keys_at(const Call& call, const Item& item, Index head, Index position) {
   const PagesView& pages = call.args.pages;
   const Index tile = call.format.tile_bytes(pages.head_dim), run = pages.block_size / TILE * tile;
   const std::int32_t* table = pages.table + item.sequence * pages.table_width;
+  const Byte* page = pages.pool + table[position / pages.block_size] * pages.block_stride;
+  return page + head * run + position % pages.block_size / TILE * tile;
+}
+
+// Bytes from a head's keys or values in a page to those of the next.
+Index head_stride(const Call& call) {
+  const PagesView& pages = call.args.pages;
+  return pages.block_size / TILE * call.format.tile_bytes(pages.head_dim);
+}
+
+Tiles find_tiles(const Call& call, const Item& item, Index head, Index partition) {
   const Index first = seen(call, item, 0, partition).first;
   const Index last = seen(call, item, rows_of(call, item) - 1, partition).last;
   Tiles tiles = {};
   for (Index t = first / TILE; t * TILE < last; ++t) {
-    const Index position = partition * PARTITION + t * TILE;
-    const Byte* page = pages.pool + table[position / pages.block_size] * pages.block_stride;
-    tiles.keys[t] = page + head * run + position % pages.block_size / TILE * tile;
-    tiles.values[t] = tiles.keys[t] + pages.kv_heads * run;
+    tiles.keys[t] = keys_at(call, item, head, partition * PARTITION + t * TILE);
+    tiles.values[t] = tiles.keys[t] + call.args.pages.kv_heads * head_stride(call);
   }
   return tiles;
 }
@@ -159,21 +171,41 @@ void attend_partition(const Call& call, const Run& run, Index partition, const P
   }
 }
 
-// All partitions of a run; done(partition) after each, its records in place(partition).
+// The first GROUP tiles of keys of a partition; the last one again where there are fewer.
+struct FirstKeys {
+  const Byte* tiles[GROUP];
+};
+
+FirstKeys first_keys(const Call& call, const Item& item, Index head, Index partition) {
+  const Index first = seen(call, item, 0, partition).first / TILE;
+  const Index last = seen(call, item, rows_of(call, item) - 1, partition).last;
+  FirstKeys keys;
+  for (Index i = 0; i < GROUP; ++i) {
+    const Index tile = smaller(first + i, quotient_up(last, TILE) - 1);
+    keys.tiles[i] = keys_at(call, item, head, partition * PARTITION + tile * TILE);
+  }
+  return keys;
+}
+
+// All partitions of a run; done(partition) after each, its records in place(partition). `after`:
+// what this thread does next, or null.
 template <typename Place, typename Done>
-OCTAVO_INLINE void attend_partitions(const Call& call, const Run& run, const Bench& bench,
-                                     Place place, Done done) {
+OCTAVO_INLINE void attend_partitions(const Call& call, const Run& run, const Run* after,
+                                     const Bench& bench, Place place, Done done) {
   const Item& item = **run.items;
   const Shape& shape = call.shape;
-  const PagesView& pages = call.args.pages;
-  const Index head_stride = pages.block_size / TILE * call.format.tile_bytes(pages.head_dim);
   gather_queries(call, run, bench.queries);
   Tiles next = find_tiles(call, item, run.head, run.first);
   for (Index partition = run.first; partition < run.last; ++partition) {
-    Part part = {next, nullptr, run.heads, head_stride, rows_of(call, run)};
+    Part part = {next, nullptr, run.heads, head_stride(call), rows_of(call, run)};
+    FirstKeys keys;
     if (partition + 1 < run.last) {
       next = find_tiles(call, item, run.head, partition + 1);
-      if (next.keys[GROUP - 1] != nullptr) part.next = next.keys;
+      keys = first_keys(call, item, run.head, partition + 1);
+      part.next = keys.tiles;
+    } else if (after != nullptr) {
+      keys = first_keys(call, **after->items, after->head, after->first);
+      part.next = keys.tiles;
     }
     if (shape.width != shape.head_dim) {
       widen_values(call, part.tiles, bench.values);
@@ -242,6 +274,12 @@ Bench bench_of(const Call& call, Index heads, Index rows, Index merged, int thre
   return bench;
 }
 
+// The run that whoever takes this one is likely to take next.
+const Run* run_after(const Call& call, Index run) {
+  const Index next = run + call.takers;
+  return next < call.run_count ? call.runs + next : nullptr;
+}
+
 // A whole run of one item.
 void attend_whole(void* state, Index piece, int thread) {
   const Call& call = *static_cast<const Call*>(state);
@@ -249,7 +287,7 @@ void attend_whole(void* state, Index piece, int thread) {
   const Item& item = **run.items;
   const Bench bench = bench_of(call, run.heads, rows_of(call, item), run.heads, thread);
   attend_partitions(
-      call, run, bench, [&](Index) { return bench.results; },
+      call, run, run_after(call, piece), bench, [&](Index) { return bench.results; },
       [&](Index partition) {
         merge_partition(call, item, run.heads, partition, bench.results, bench.totals);
       });
@@ -289,14 +327,15 @@ void attend_run(void* state, Index piece, int thread) {
   const Run& run = call.runs[piece];
   const Index heads = call.args.pages.kv_heads;
   const Bench bench = bench_of(call, run.heads, rows_of(call, run), heads, thread);
+  const Run* const after = run_after(call, piece);
   if (run.count == 1) {
     attend_partitions(
-        call, run, bench,
+        call, run, after, bench,
         [&](Index partition) { return kept(call, **run.items, partition, run.head); },
         [](Index) {});
   } else {
     attend_partitions(
-        call, run, bench, [&](Index) { return bench.results; },
+        call, run, after, bench, [&](Index) { return bench.results; },
         [&](Index partition) { hand_out(call, run, partition, bench.results); });
   }
   for (Index i = 0; i < run.count; ++i) {
@@ -404,7 +443,7 @@ Run* cut(const Call& call, Run* run, Item* const* items, Index count, Index toge
 }
 
 // One run for all partitions of an item and the heads that go together.
-Index list_whole(Call& call, const Sizes& sizes) {
+void list_whole(Call& call, const Sizes& sizes) {
   const Lists lists = lay_out(call, sizes, 0, sizes.items * call.args.pages.kv_heads, 0);
   Run* run = call.runs;
   for (Index i = 0; i < sizes.items; ++i) {
@@ -412,11 +451,11 @@ Index list_whole(Call& call, const Sizes& sizes) {
     const Index length = item.end - item.begin;
     run = cut(call, run, lists.places + i, 1, heads_of(call, item), item.begin, item.end, length);
   }
-  return run - call.runs;
+  call.run_count = run - call.runs;
 }
 
 // Runs of up to `length` partitions: first what several items share, then the rest of each.
-Index list_runs(Call& call, const Sizes& sizes, const Sharing& sharing, Index length) {
+void list_runs(Call& call, const Sizes& sizes, const Sharing& sharing, Index length) {
   const Lists lists = lay_out(call, sizes, sharing.count, sizes.partitions, sizes.floats);
   float* results = lists.results;
   for (Index i = 0; i < sizes.items; ++i) {
@@ -438,7 +477,7 @@ Index list_runs(Call& call, const Sizes& sizes, const Sharing& sharing, Index le
     const Index first = item.begin + sharing.depth[item.sequence];
     run = cut(call, run, lists.places + i, 1, heads_of(call, item), first, item.end, length);
   }
-  return run - call.runs;
+  call.run_count = run - call.runs;
 }
 
 }  // namespace
@@ -448,7 +487,8 @@ void paged_attention(const AttentionArgs& args, Pool& pool) {
   const Shape shape = {head_dim, width, RESULT_HEAD + width, args.scale * 1.44269504f};  // log2 e
   const Index heads = args.pages.kv_heads, wanted = PIECES_A_THREAD * pool.threads();
   const Format& format = args.pages.type == KvType::bf16 ? FORMAT<Bf16Tile> : FORMAT<Int8Tile>;
-  Call call = {args, pool, format, args.heads / heads, shape, 1, nullptr, nullptr};
+  Call call = {args,    pool,    format, args.heads / heads, shape, 1,
+               nullptr, nullptr, 0,      pool.threads()};
   const Sizes sizes = measure(call);
   const bool alone = pool.threads() == 1 || sizes.products <= ALONE;
   call.together = heads_together(call, alone ? heads : sizes.partitions / wanted);
@@ -456,12 +496,15 @@ void paged_attention(const AttentionArgs& args, Pool& pool) {
   const Sharing sharing = find_sharing(args, PARTITION, tokens_an_item(call), pool);
   if (sharing.segment_count > 0 || (!alone && sizes.items * heads / call.together < wanted)) {
     const Index length = quotient_up(parts, wanted);
-    pool.run(list_runs(call, sizes, sharing, length), attend_run, &call);
+    list_runs(call, sizes, sharing, length);
+    pool.run(call.run_count, attend_run, &call);
   } else if (alone) {
-    const Index runs = list_whole(call, sizes);
-    for (Index run = 0; run < runs; ++run) attend_whole(&call, run, 0);
+    list_whole(call, sizes);
+    call.takers = 1;
+    for (Index run = 0; run < call.run_count; ++run) attend_whole(&call, run, 0);
   } else {
-    pool.run(list_whole(call, sizes), attend_whole, &call);
+    list_whole(call, sizes);
+    pool.run(call.run_count, attend_whole, &call);
   }
 }
 

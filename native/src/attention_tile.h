@@ -77,7 +77,7 @@ struct Tiles {
   const Byte* values[PARTITION_TILES];
 };
 
-// One partition of some heads. `next`: the first keys of the partition that comes after, or null.
+// One partition of some heads. `next`: GROUP tiles of keys that are used after it, or null.
 struct Part {
   Tiles tiles;  // of the first head; those of each other `head_stride` bytes on
   const Byte* const* next;
@@ -311,10 +311,15 @@ struct Group {
   Ahead of_head(Index offset) const { return {places, step, offset}; }
 };
 
-// The tiles from `t` on, filled up with the last one before `end`.
-Group group_at(const Byte* const* tiles, Index t, Index end, Index tile_bytes) {
+// The tiles from `t` on, filled up with those of `next`, or without it with the last one before
+// `end`.
+Group group_at(const Byte* const* tiles, Index t, Index end, Index tile_bytes,
+               const Byte* const* next = nullptr) {
   Group group = {{}, LINE};
-  for (Index i = 0; i < GROUP; ++i) group.places[i] = tiles[smaller(t + i, end - 1)];
+  for (Index i = 0; i < GROUP; ++i) {
+    const bool beyond = next != nullptr && t + i >= end;
+    group.places[i] = beyond ? next[t + i - end] : tiles[smaller(t + i, end - 1)];
+  }
   if (group.places[GROUP - 1] - group.places[0] == (GROUP - 1) * tile_bytes) {
     for (Index i = 0; i < GROUP; ++i) group.places[i] = group.places[0] + i * LINE;
     group.step = GROUP * LINE;
@@ -368,10 +373,7 @@ void attend_rows(const Shape& shape, const Part& part, const float* queries, con
   }
   if (!shares) return;
   for (Index t = first / TILE; t < last / TILE; t += GROUP) {
-    const Group next = t + GROUP < last / TILE
-                           ? group_at(values, t + GROUP, last / TILE, tile_bytes)
-                       : part.next != nullptr ? group_at(part.next, 0, GROUP, tile_bytes)
-                                              : group_at(values, t, last / TILE, tile_bytes);
+    const Group next = group_at(values, smaller(t + GROUP, end), end, tile_bytes, part.next);
     for (Index h = 0; h < part.heads; ++h) {
       const Index offset = h * part.head_stride;
       blend<Tile, R>(scores + h * R * PARTITION + t * TILE, values + t, offset, width,

@@ -2,7 +2,7 @@
 
 from itertools import islice
 
-from octavo.bench.core import TRAFFIC, measure_pools, scheduler_for
+from octavo.bench.core import TRAFFIC, measure_pools, object_ns, scheduler_for
 
 
 def test_decode_is_decode_and_mixed_is_mixed() -> None:
@@ -23,3 +23,9 @@ def test_pools_are_compared_step_by_step() -> None:
     assert (decode.traffic, mixed.traffic) == ("decode", "mixed")
     assert (decode.few, decode.many) == (1400, 4000)
     assert decode.times > 0
+
+
+def test_a_visit_is_far_cheaper_than_a_plan() -> None:
+    scheduler = scheduler_for(6)
+    plan_us, _ = list(islice(TRAFFIC["decode"](scheduler), 20))[-1]
+    assert 1 < object_ns(objects=100, rounds=5) < 1e3 * plan_us

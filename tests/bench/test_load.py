@@ -3,12 +3,15 @@
 import json
 import threading
 from collections.abc import Iterator
+from itertools import cycle
 from pathlib import Path
 
 import pytest
 from tests.serve.scripted import Gate, Script, Served, scripted_server
 
+from octavo.bench import load
 from octavo.bench.load import (
+    Server,
     Targets,
     Timing,
     arrivals,
@@ -18,7 +21,9 @@ from octavo.bench.load import (
     server_at,
     warm_up,
 )
+from octavo.cli import bench
 from octavo.cli.main import main
+from octavo.config import EngineConfig
 from octavo.errors import EngineError, RequestError
 from octavo.simulate.workload import WorkItem, uniform_workload
 
@@ -147,8 +152,53 @@ def workload(folder: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Nothing is measured: the machine reads 30, 10, 20, 30 … GB/s. What has been asked for."""
+    speeds, found = cycle([30.0, 10.0, 20.0]), list[float]()
+
+    def limits_here(_: EngineConfig) -> dict[str, float]:
+        found.append(next(speeds))
+        return {"read_gb_s": found[-1], "bf16_gops": 1.0, "int8_gops": 2.0, "int4_gops": 3.0}
+
+    monkeypatch.setattr(bench, "limits_here", limits_here)
+    return found
+
+
+def test_limits_are_measured_in_each_run(
+    served: Served, tmp_path: Path, measured: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--url", served.url, "--workload", str(workload(tmp_path)), "--runs", "3"]
+    assert main(["bench", "serve", *given, "--json", "-"]) == 0
+    shown = capsys.readouterr()
+    record = json.loads(shown.out)
+    assert (record["limits"]["read_gb_s"], record["no_limits"]) == (20.0, "")
+    assert len(measured) == 3
+    assert "the machine in this run: reads 20.0 GB/s" in shown.err
+
+
+def test_a_server_elsewhere_has_no_limits_here(
+    served: Served,
+    tmp_path: Path,
+    measured: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    here = server_at(served.url)
+    assert here.here
+    far = Server(here.host, here.port, here.model, here=False)
+    monkeypatch.setattr(load, "server_at", lambda _: far)
+    given = ["--url", served.url, "--workload", str(workload(tmp_path)), "--json", "-"]
+    assert main(["bench", "serve", *given]) == 0
+    shown = capsys.readouterr()
+    record = json.loads(shown.out)
+    assert (record["limits"], measured) == (None, [])
+    assert record["no_limits"] == bench.ELSEWHERE
+    assert bench.ELSEWHERE in shown.err
+
+
 def test_the_command_on_a_running_server(
-    served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    served: Served, tmp_path: Path, measured: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "record.json"
     given = ["--url", served.url, "--workload", str(workload(tmp_path)), "--runs", "2"]
@@ -180,6 +230,7 @@ def test_the_command_starts_a_server(
     record = json.loads(capfd.readouterr().out)
     assert record["settings"]["max_model_len"] == 64
     assert (record["rows"][0]["errors"], record["rows"][0]["output_tokens"]) == (0, 20)
+    assert min(record["limits"].values()) > 0
 
     assert main(["bench", "serve", *given, *model, "--kv-cache-memory", "1KiB"]) == 2
     assert "the server did not start: it ended with 2" in capfd.readouterr().err

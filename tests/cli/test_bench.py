@@ -196,9 +196,12 @@ def test_core_needs_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert row["each_us"] == pytest.approx(row["both_us"] / row["sequences"])
         assert min(row["plan_us"], row["commit_us"]) > 0
     assert [row["many"] for row in record["rows"][4:]] == [1_000_000] * 2
+    assert list(record["limits"]) == ["object_ns"]
     table = capsys.readouterr().out.splitlines()
     assert table[0].split() == ["sequences", "plan", "µs", "commit", "µs", "both", "µs", "each"]
-    assert len(table) == 7
+    assert len(table) == 8
+    visit = f"Python visits an object in {record['limits']['object_ns']:.0f} ns"
+    assert table[-1] == f"the machine in this run: {visit}"
 
 
 def test_utilisation_counts_filled_slots_of_the_blocks_held() -> None:

@@ -1,7 +1,8 @@
 """What the scheduler costs: µs of plan and of commit, in decode steady state and in mixed traffic.
 
 No model runs: a stand-in answers every span that samples with one token. Figures are medians of
-processor time, so that neighbours on the machine count little.
+processor time, so that neighbours on the machine count little. What Python itself takes is measured
+in the same run: a slow machine, or a slow minute of it, shows there.
 """
 
 import statistics
@@ -112,6 +113,34 @@ class PoolRow:
     few: int
     many: int
     times: float
+
+
+@dataclass(slots=True)
+class Visited:
+    """What a plan must look at in each sequence, at the least."""
+
+    computed: int
+    length: int
+
+
+def object_ns(objects: int = 1024, rounds: int = 200) -> float:
+    """Nanoseconds that Python takes here to visit one object: two attributes are read and compared,
+    the object is appended to a list. Median of so many rounds, processor time.
+
+    No plan that looks at each sequence takes less for one: `each_us` of a `CoreRow` is a number of
+    such visits.
+    """
+    visited = [Visited(number, number + 1) for number in range(objects)]
+    times = []
+    for _ in range(rounds):
+        found: list[Visited] = []
+        started = time.process_time_ns()
+        for one in visited:
+            if one.computed < one.length:
+                found.append(one)
+        times.append(time.process_time_ns() - started)
+        assert len(found) == objects
+    return statistics.median(times) / objects
 
 
 def measure_sizes(sizes: Sequence[int], steps: int) -> list[CoreRow]:

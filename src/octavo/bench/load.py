@@ -90,11 +90,13 @@ class ServeRow:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where to ask, and the name of the model there."""
+    """Where to ask, and the name of the model there. `here`: both ends of a connection have the
+    same address, so it runs on this machine."""
 
     host: str
     port: int
     model: str
+    here: bool
 
 
 def server_at(url: str) -> Server:
@@ -107,9 +109,11 @@ def server_at(url: str) -> Server:
         raise RequestError(f"{url} is no address of a server; give http://HOST:PORT")
     try:
         with closing(HTTPConnection(parts.hostname, parts.port or 80, timeout=60)) as connection:
+            connection.connect()
+            here = connection.sock.getsockname()[0] == connection.sock.getpeername()[0]
             connection.request("GET", "/v1/models")
             answer = json.loads(connection.getresponse().read())
-        return Server(parts.hostname, parts.port or 80, answer["data"][0]["id"])
+        return Server(parts.hostname, parts.port or 80, answer["data"][0]["id"], here)
     except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
         raise RequestError(f"no list of models from {url}: {error}; is a server there?") from error
 

@@ -25,7 +25,8 @@ Row = TypeVar("Row")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """One measurement. `rows` are medians of `runs` runs; `spread` is, of the figure that a row is
-    about, the largest over the smallest of the runs."""
+    about, the largest over the smallest of the runs. `limits` are the machine's, measured in the
+    same runs; where there are none, `no_limits` says why."""
 
     benchmark: str
     engine: str
@@ -34,6 +35,7 @@ class Record:
     rows: Sequence[Mapping[str, Any]]
     spread: Sequence[float]
     limits: Mapping[str, Any] | None = None
+    no_limits: str = ""
     machine: Mapping[str, Any] = field(default_factory=lambda: machine())
     command: str = field(default_factory=lambda: command_line())
     at: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))

@@ -21,6 +21,7 @@ from octavo.cli.figures import (
     latency_table,
     limits_line,
     linear_table,
+    objects_line,
     pools_text,
     serve_table,
     throughput_table,
@@ -33,9 +34,11 @@ if TYPE_CHECKING:
     from octavo.bench.load import ServeRow, Targets
     from octavo.bench.offline import OfflineRow
     from octavo.ops.ceilings import Ceilings
+    from octavo.ops.native import NativeOps
 
 TARGETS = {"ttft_target", "tpot_target"}
 """Settings that mean something for a server that runs already."""
+ELSEWHERE = "limits are not measured: the server runs on another machine"
 
 
 def throughput(arguments: Namespace) -> int:
@@ -120,11 +123,10 @@ def ops(arguments: Namespace) -> int:
     from octavo.models.loader import open_model
     from octavo.models.reference import resolve_reference
     from octavo.ops.ceilings import measure_ceilings
-    from octavo.ops.native import NativeOps
-    from octavo.resolve import kv_cache_dtype_of, read_machine
+    from octavo.resolve import kv_cache_dtype_of
 
     check_record_flags(arguments)
-    backend = NativeOps(threads=config.threads or read_machine().cores, isa=config.isa)
+    backend = ops_of(config)
     if arguments.matrix:
         spec, shapes = None, [Shape(f"{k},{n}", n, k) for k, n in arguments.matrix]
     else:
@@ -173,15 +175,21 @@ def serve(arguments: Namespace) -> int:
     targets = Targets(ttft_s=config.ttft_target, tpot_s=config.tpot_target)
     if arguments.url is None:
         with own_server(given_flags(arguments)) as url:
-            return _load(arguments, url, targets, settings_of(config))
+            return _load(arguments, url, targets, config, settings_of(config))
     others = [name for name in vars(arguments) if name in RULES and name not in TARGETS]
     if others:
         flag = flag_of(others[0])
         raise ConfigError(f"{flag}: the server at {arguments.url} has its own settings; leave out")
-    return _load(arguments, arguments.url, targets, {"url": arguments.url})
+    return _load(arguments, arguments.url, targets, config, {"url": arguments.url})
 
 
-def _load(arguments: Namespace, url: str, targets: "Targets", settings: dict[str, Any]) -> int:
+def _load(
+    arguments: Namespace,
+    url: str,
+    targets: "Targets",
+    config: EngineConfig,
+    settings: dict[str, Any],
+) -> int:
     from octavo.bench.load import arrivals, run_closed, run_open, serve_row, server_at, warm_up
     from octavo.bench.record import median_row, spread_of
     from octavo.simulate.workload import load_workload, shifted
@@ -192,7 +200,10 @@ def _load(arguments: Namespace, url: str, targets: "Targets", settings: dict[str
     at_once, rate = arguments.concurrency, arguments.rate
     came = f"{at_once} at once" if at_once else f"{rate:g} a second" if rate else "as in the file"
     found: list[list[ServeRow]] = [[] for _ in loads]
+    limits: list[dict[str, float]] = []
     for run in range(arguments.runs):
+        if server.here:
+            limits.append(limits_here(config))  # while the server has nothing to do
         for (name, items), rows in zip(loads, found, strict=True):
             fresh = shifted(items, run)
             if at_once:
@@ -204,33 +215,39 @@ def _load(arguments: Namespace, url: str, targets: "Targets", settings: dict[str
     finish(
         arguments,
         "serve",
-        serve_table(rows),
+        serve_table(rows) + (limits_line(median_limits(limits)) if limits else f"{ELSEWHERE}\n"),
         rows,
         settings={"model": server.model, **settings},
         runs=arguments.runs,
         spread=[spread_of([row.output_tokens_per_s for row in case]) for case in found],
+        limits=median_limits(limits) if limits else None,
+        no_limits="" if limits else ELSEWHERE,
     )
     return 1 if any(row.errors for case in found for row in case) else 0
 
 
 def core(arguments: Namespace) -> int:
     """Microseconds of plan and commit; no model."""
-    from octavo.bench.core import FEW_BLOCKS, MANY_BLOCKS, measure_pools, measure_sizes
+    from octavo.bench.core import FEW_BLOCKS, MANY_BLOCKS, measure_pools, measure_sizes, object_ns
     from octavo.bench.record import median_row, spread_of
 
     check_record_flags(arguments)
-    runs = [measure_sizes(arguments.sequences, arguments.steps) for _ in range(arguments.runs)]
+    runs, limits = [], []
+    for _ in range(arguments.runs):
+        limits.append({"object_ns": object_ns()})
+        runs.append(measure_sizes(arguments.sequences, arguments.steps))
     found = list(zip(*runs, strict=True))
     rows = [median_row(case) for case in found]
     pools = measure_pools(256, FEW_BLOCKS, MANY_BLOCKS, arguments.steps)
     finish(
         arguments,
         "core",
-        core_table(rows) + pools_text(pools),
+        core_table(rows) + pools_text(pools) + objects_line(median_limits(limits)),
         [*rows, *pools],
         settings={"steps": arguments.steps},
         runs=arguments.runs,
         spread=[spread_of([row.both_us for row in case]) for case in found],
+        limits=median_limits(limits),
     )
     return 0
 
@@ -251,6 +268,7 @@ def finish(
     runs: int,
     spread: Sequence[float] = (),
     limits: dict[str, float] | None = None,
+    no_limits: str = "",
 ) -> None:
     """Print the table, and write the record where it is wanted."""
     from octavo.bench.record import Record, engine_name, keep
@@ -265,6 +283,7 @@ def finish(
         rows=[asdict(row) for row in rows],
         spread=spread,
         limits=limits,
+        no_limits=no_limits,
     )
     keep(record, json_file=arguments.json, results=arguments.results)
 
@@ -273,6 +292,22 @@ def settings_of(config: EngineConfig) -> dict[str, Any]:
     """Those that are not as they would be by default."""
     usual = asdict(EngineConfig())
     return {name: value for name, value in asdict(config).items() if value != usual[name]}
+
+
+def ops_of(config: EngineConfig) -> "NativeOps":
+    """Kernels with the threads and the instruction set of an engine that has these settings."""
+    from octavo.ops.native import NativeOps
+    from octavo.resolve import read_machine
+
+    return NativeOps(threads=config.threads or read_machine().cores, isa=config.isa)
+
+
+def limits_here(config: EngineConfig) -> dict[str, float]:
+    """What this machine can do now."""
+    from octavo.bench.record import limits_of
+    from octavo.ops.ceilings import measure_ceilings
+
+    return limits_of(measure_ceilings(ops_of(config)))
 
 
 def median_limits(found: Sequence[dict[str, float]]) -> dict[str, float]:

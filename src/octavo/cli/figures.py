@@ -22,6 +22,10 @@ def limits_line(limits: dict[str, float]) -> str:
     )
 
 
+def objects_line(limits: dict[str, float]) -> str:
+    return f"the machine in this run: Python visits an object in {limits['object_ns']:.0f} ns\n"
+
+
 def serve_table(rows: "Sequence[ServeRow]") -> str:
     lines: Lines = [
         ("workload", [row.workload for row in rows]),

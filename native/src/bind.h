@@ -8,6 +8,7 @@
 #include <mutex>
 #include <string>
 
+#include "octavo/arena.h"
 #include "octavo/dispatch.h"
 #include "octavo/kernels.h"
 #include "octavo/order.h"
@@ -34,10 +35,14 @@ class Backend {
   // For those who have the turn.
   ReadingOrder& order() { return order_; }
 
+  // For those who have the interpreter lock.
+  Arena& arena() { return arena_; }
+
  private:
   Choice choice_;
   Pool pool_;
   ReadingOrder order_;
+  Arena arena_;
   std::mutex turn_;
 };
 

@@ -23,9 +23,9 @@ class Stack {
     columns_ = columns;
   }
 
-  std::unique_ptr<Packed> packed(Encoding encoding) const {
+  std::unique_ptr<Packed> packed(Encoding encoding, Arena& arena) const {
     if (rows_ == 0 || columns_ == 0) throw nb::value_error("weight must have at least one element");
-    return std::make_unique<Packed>(rows_, columns_, gated_, encoding);
+    return std::make_unique<Packed>(rows_, columns_, gated_, encoding, arena);
   }
 
  private:
@@ -67,7 +67,7 @@ nb::tuple pack(Backend& backend, const nb::list& matrices, Index columns, int en
     if (!packs_as(part.kind, target)) throw nb::value_error("the matrix stores no offsets");
     stack.add(part.bytes, columns);
   }
-  auto packed = stack.packed(target);
+  auto packed = stack.packed(target, backend.arena());
   Index first = 0, number = 0, faulty = -1;
   for (const nb::handle matrix : matrices) {
     const EncodedArray part(matrix, columns);
@@ -120,7 +120,7 @@ std::unique_ptr<Packed> pack_quantised(Backend& backend, const nb::list& matrice
   for (const nb::handle matrix : matrices) {
     stack.add(QuantisedArrays(matrix, columns, kind).values, columns);
   }
-  auto packed = stack.packed(kind);
+  auto packed = stack.packed(kind, backend.arena());
   Index first = 0;
   for (const nb::handle matrix : matrices) {
     const QuantisedArrays part(matrix, columns, kind);

@@ -1,43 +1,19 @@
 #include "octavo/packed.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <new>
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
 
+#include "octavo/arena.h"
 #include "octavo/encoded.h"
 
 namespace octavo {
 
 namespace {
-
-constexpr std::size_t HUGE_PAGE = std::size_t{2} << 20;
-
-std::size_t rounded(std::size_t bytes, std::size_t step) {
-  return (bytes + step - 1) / step * step;
-}
-
-// Zeroed, straight from the system; the unused head and tail of the mapping go back at once.
-void* map_zeroed(std::size_t bytes) {
-  const std::size_t span = bytes + HUGE_PAGE;
-  void* mapping = mmap(nullptr, span, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (mapping == MAP_FAILED) throw std::bad_alloc();
-  char* const start = static_cast<char*>(mapping);
-  const std::size_t head = rounded(reinterpret_cast<std::uintptr_t>(start), HUGE_PAGE) -
-                           reinterpret_cast<std::uintptr_t>(start);
-  if (head != 0) munmap(start, head);
-  if (head != HUGE_PAGE) munmap(start + head + bytes, HUGE_PAGE - head);
-#if defined(MADV_HUGEPAGE)
-  if (bytes >= HUGE_PAGE) madvise(start + head, bytes, MADV_HUGEPAGE);
-#endif
-  return start + head;
-}
 
 struct Transfer {
   const PackedView* view;
@@ -233,25 +209,25 @@ PackedView layout(Index rows, Index columns, bool gated, Encoding encoding) {
 
 }  // namespace
 
-Packed::Packed(Index rows, Index columns, bool gated, Encoding encoding)
+Packed::Packed(Index rows, Index columns, bool gated, Encoding encoding, Arena& arena)
     : view_(layout(rows, columns, gated, encoding)) {
   const Index padded = gated ? 2 * OCTAVO_PADDED(rows / 2, PANEL) : OCTAVO_PADDED(rows, PANEL);
-  bytes_ = rounded(static_cast<std::size_t>(padded / PANEL * view_.panel_bytes), 4096);
-  panels_ = static_cast<unsigned char*>(map_zeroed(bytes_));
-  view_.panels = panels_;
+  bytes_ = static_cast<std::size_t>(padded / PANEL * view_.panel_bytes);
+  panels_ = arena.allocate(bytes_);
+  view_.panels = panels_.get();
 }
 
-Packed::~Packed() { munmap(panels_, bytes_); }
+Packed::~Packed() = default;
 
 bool Packed::write(const EncodedRows& matrix, Index first, Index rows, Pool& pool) {
   std::atomic<bool> finite{true};
-  Transfer job{&view_, panels_, nullptr, matrix, {}, first, rows, &finite};
+  Transfer job{&view_, panels_.get(), nullptr, matrix, {}, first, rows, &finite};
   pool.run(pieces_of(rows), write_encoded_rows, &job);
   return finite.load(std::memory_order_relaxed);
 }
 
 void Packed::write(const QuantisedRows& matrix, Index first, Index rows, Pool& pool) {
-  Transfer job{&view_, panels_, nullptr, {}, matrix, first, rows, nullptr};
+  Transfer job{&view_, panels_.get(), nullptr, {}, matrix, first, rows, nullptr};
   pool.run(pieces_of(rows), write_quantised_rows, &job);
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "octavo/pool.h"
 
@@ -62,10 +63,12 @@ struct EncodedRows;  // of encoded.h
 // inline code behind.
 #define OCTAVO_PADDED(size, step) (((size) + (step) - 1) / (step) * (step))
 
-// Owns one zeroed buffer, aligned to a cache line; large ones to 2 MiB, in huge pages if offered.
+class Arena;
+
+// A matrix in memory of its own, or of an arena's; zeros until it is written.
 class Packed {
  public:
-  Packed(Index rows, Index columns, bool gated, Encoding encoding);
+  Packed(Index rows, Index columns, bool gated, Encoding encoding, Arena& arena);
   ~Packed();
   Packed(const Packed&) = delete;
   Packed& operator=(const Packed&) = delete;
@@ -81,7 +84,7 @@ class Packed {
   void read(Bf16* matrix, Pool& pool) const;
 
  private:
-  unsigned char* panels_;
+  std::shared_ptr<unsigned char> panels_;
   PackedView view_;
   std::size_t bytes_;
 };

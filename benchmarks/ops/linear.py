@@ -1,5 +1,5 @@
 """`linear` at the shapes of several models beside the machine's limits and, with PyTorch, beside
-`F.linear`.
+oneDNN with weights that it has packed.
 
     python benchmarks/ops/linear.py [--threads 2] [--isa avx2] [--shapes smol,qwen,llama]
         [--weights bf16,int8,int4] [--rows 1-16,32] [--cached] [--turns 3] [--torch]
@@ -43,8 +43,9 @@ SHAPES = {
 }
 
 
-def time_torch(shape: Shape, rows: int, threads: int, dtype: str) -> float | None:
-    """`F.linear` alone, without the activation; None if PyTorch is not installed."""
+def time_onednn(shape: Shape, rows: int, threads: int, dtype: str) -> float | None:
+    """oneDNN through PyTorch, weights packed beforehand, without the activation; None if PyTorch is
+    not installed."""
     try:
         import torch
     except ImportError:
@@ -53,11 +54,12 @@ def time_torch(shape: Shape, rows: int, threads: int, dtype: str) -> float | Non
     kind = getattr(torch, dtype)
     copies = max(1, min(64, COLD_BYTES // (kind.itemsize * shape.weights)))
     outputs = shape.weights // shape.inputs
-    weights = cycle([torch.randn(outputs, shape.inputs).to(kind) for _ in range(copies)])
+    pack, linear = torch.ops.mkldnn._reorder_linear_weight, torch.ops.mkldnn._linear_pointwise
+    packed = [pack(torch.randn(outputs, shape.inputs).to(kind), rows) for _ in range(copies)]
+    weights = cycle(packed)
     x = torch.randn(rows, shape.inputs).to(kind)
     with torch.no_grad():
-        linear = torch.nn.functional.linear
-        return best_s(lambda: linear(x, next(weights)), BUDGET_S)
+        return best_s(lambda: linear(x, next(weights), None, "none", [], ""), BUDGET_S)
 
 
 def row_counts(text: str) -> list[int]:
@@ -75,7 +77,7 @@ def main() -> None:
     parser.add_argument("--weights", default=",".join(PRODUCTS))
     parser.add_argument("--cached", action="store_true", help="the same weights in each call")
     parser.add_argument("--turns", type=int, default=1)
-    parser.add_argument("--torch", action="store_true", help="time F.linear too, in both dtypes")
+    parser.add_argument("--torch", action="store_true", help="time oneDNN too, in both dtypes")
     chosen = parser.parse_args()
     ops = NativeOps(threads=chosen.threads, isa=chosen.isa)
     rng = np.random.default_rng(7)
@@ -106,8 +108,10 @@ def main() -> None:
                         f" {ceilings.floor_s(bound, case.form) / own:5.0%} {first / own:5.2f}x"
                     )
                 for dtype in ("float32", "bfloat16") if chosen.torch else ():
-                    other = time_torch(shape, rows, chosen.threads, dtype)
-                    print("" if other is None else f"{'':24} torch {dtype} {other * 1e6:9.0f} us")
+                    other = time_onednn(shape, rows, chosen.threads, dtype)
+                    if other is not None:
+                        ratio = other / best[0][0]
+                        print(f"{'':24} oneDNN {dtype} {other * 1e6:9.0f} us {ratio:5.2f}x")
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ namespace {
 
 constexpr std::size_t LINE = 64;
 constexpr std::size_t HUGE_PAGE = std::size_t{2} << 20;
-constexpr std::size_t STRETCH = 16 * HUGE_PAGE;
-constexpr std::size_t ALONE = STRETCH / 2;  // more is mapped for itself
+constexpr std::size_t SLAB = 16 * HUGE_PAGE;
+constexpr std::size_t ALONE = SLAB / 2;  // more is mapped for itself
 
 std::size_t rounded(std::size_t bytes, std::size_t step) {
   return (bytes + step - 1) / step * step;
@@ -41,12 +41,12 @@ std::shared_ptr<unsigned char> Arena::allocate(std::size_t bytes) {
   const std::size_t size = rounded(bytes, LINE);
   if (size > ALONE) return map_zeroed(rounded(size, 4096));
   if (size > left_) {
-    stretch_ = map_zeroed(STRETCH);
-    left_ = STRETCH;
+    slab_ = map_zeroed(SLAB);
+    left_ = SLAB;
   }
-  unsigned char* const part = stretch_.get() + (STRETCH - left_);
+  unsigned char* const part = slab_.get() + (SLAB - left_);
   left_ -= size;
-  return {stretch_, part};
+  return {slab_, part};
 }
 
 }  // namespace octavo

@@ -5,13 +5,11 @@
 #include <unistd.h>
 
 #include <ctime>
+#include <utility>
 
 namespace octavo {
 
-ThreadId this_thread() {
-  thread_local const ThreadId id = static_cast<ThreadId>(syscall(SYS_gettid));
-  return id;
-}
+ThreadId this_thread() { return static_cast<ThreadId>(syscall(SYS_gettid)); }
 
 std::int64_t processor_ns(ThreadId thread) {
   // How Linux numbers the clock of a thread: pthread_getcpuclockid() gives the same, but must not

@@ -166,7 +166,7 @@ OCTAVO_INLINE void multiply_vectors(const TileArgs& args, const unsigned char* f
   const Index inputs = args.inputs, fetch_step = args.fetch_step;
   for (Index k = 0; k < inputs; k += 2, x += 2, panel += 2 * PANEL, fetch += fetch_step) {
 #pragma GCC unroll 16
-    for (int p = 0; p < FETCHED; ++p) __builtin_prefetch(fetch + p * args.panel_stride, 0, 2);
+    for (int p = 0; p < FETCHED; ++p) __builtin_prefetch(fetch + p * args.fetch_stride, 0, 2);
     multiply_pair<FIRST>(x, x_stride, panel, panel_stride, sums);
   }
 #pragma GCC unroll 16
@@ -183,7 +183,7 @@ void multiply_tile(const TileArgs& args) {
     // 3 × 3 twice: 3 × 4 sums, three inputs and a weight are sixteen registers, of which gcc 12
     // makes no use.
     multiply_vectors<ROWS, 0, 3, 2>(args, args.fetch);
-    multiply_vectors<ROWS, 3, 3, 1>(args, args.fetch + 2 * args.panel_stride);
+    multiply_vectors<ROWS, 3, 3, 1>(args, args.fetch + 2 * args.fetch_stride);
   } else {
     // The machine by itself reads ahead well enough for one row.
     multiply_vectors<ROWS, 0, WIDTH, ROWS == 1 ? 0 : PANELS>(args, args.fetch);

@@ -209,25 +209,30 @@ PackedView layout(Index rows, Index columns, bool gated, Encoding encoding) {
 
 }  // namespace
 
+struct Packed::Memory {
+  std::shared_ptr<unsigned char> part;
+};
+
 Packed::Packed(Index rows, Index columns, bool gated, Encoding encoding, Arena& arena)
     : view_(layout(rows, columns, gated, encoding)) {
   const Index padded = gated ? 2 * OCTAVO_PADDED(rows / 2, PANEL) : OCTAVO_PADDED(rows, PANEL);
   bytes_ = static_cast<std::size_t>(padded / PANEL * view_.panel_bytes);
-  panels_ = arena.allocate(bytes_);
-  view_.panels = panels_.get();
+  memory_ = new Memory{arena.allocate(bytes_)};
+  panels_ = memory_->part.get();
+  view_.panels = panels_;
 }
 
-Packed::~Packed() = default;
+Packed::~Packed() { delete memory_; }
 
 bool Packed::write(const EncodedRows& matrix, Index first, Index rows, Pool& pool) {
   std::atomic<bool> finite{true};
-  Transfer job{&view_, panels_.get(), nullptr, matrix, {}, first, rows, &finite};
+  Transfer job{&view_, panels_, nullptr, matrix, {}, first, rows, &finite};
   pool.run(pieces_of(rows), write_encoded_rows, &job);
   return finite.load(std::memory_order_relaxed);
 }
 
 void Packed::write(const QuantisedRows& matrix, Index first, Index rows, Pool& pool) {
-  Transfer job{&view_, panels_.get(), nullptr, {}, matrix, first, rows, nullptr};
+  Transfer job{&view_, panels_, nullptr, {}, matrix, first, rows, nullptr};
   pool.run(pieces_of(rows), write_quantised_rows, &job);
 }
 

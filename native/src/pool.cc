@@ -20,8 +20,8 @@ namespace {
 // a worker that fell asleep is back 50 µs late.
 constexpr auto SPIN_NS = std::chrono::nanoseconds(200'000);
 
-// Longer than most pieces and than a moment in which the machine below is busy elsewhere. Whoever
-// waits so long for a piece looks whether its thread has a core.
+// Longer than most pieces and than a moment in which the machine below is busy elsewhere. A caller
+// who waits so long for a piece looks whether its thread has a core.
 constexpr auto PATIENCE = std::chrono::nanoseconds(120'000);
 constexpr int LOOKS = 32;   // between two looks at the clock
 constexpr int YIELDS = 50;  // of a core that was lent, at most
@@ -118,8 +118,7 @@ struct Pool::State {
   pid_t owner = 0;
   Ahead ahead;
   std::vector<std::thread> workers;
-  std::vector<std::atomic<ThreadId>> holders;  // of pieces, by thread; 0: it has none
-  std::atomic<bool> lending{false};
+  std::vector<std::atomic<ThreadId>> holders;  // workers in a piece, by thread; else 0
   Scratch shared;
   std::vector<Scratch> local;
 
@@ -136,9 +135,9 @@ struct Pool::State {
     return false;
   }
 
-  void take_pieces(int thread) {
+  void take_pieces(int thread, ThreadId id) {
     std::atomic<ThreadId>& holder = holders[static_cast<std::size_t>(thread)];
-    holder.store(this_thread(), std::memory_order_relaxed);
+    holder.store(id, std::memory_order_relaxed);
     Index taken = 0;
     while (claim(&taken)) {
       piece(argument, taken, thread);
@@ -151,19 +150,20 @@ struct Pool::State {
     return done.load(std::memory_order_acquire) >= wanted.load(std::memory_order_relaxed);
   }
 
-  // Another process may have the core of a thread in the middle of a piece, for milliseconds, while
-  // all wait for that piece. Its thread gets the caller's core. One lends at a time.
+  // Another process may have the core of a worker in the middle of a piece, for milliseconds, while
+  // the caller waits for that piece. The worker gets the caller's core. Workers never lend: the
+  // caller may leave at any time, and what it starts then would inherit where it may run.
   void lend_core() {
-    if (lending.exchange(true, std::memory_order_acquire)) return pause();
-    for (std::atomic<ThreadId>& holder : holders) {
+    for (std::size_t thread = 1; thread < holders.size() && !finished(); ++thread) {
+      const std::atomic<ThreadId>& holder = holders[thread];
       const ThreadId id = holder.load(std::memory_order_relaxed);
-      if (id == 0 || id == this_thread() || !stands_still(id)) continue;
+      if (id == 0 || !stands_still(id)) continue;
       const CoreLoan loan(id);
       for (int i = 0; i < YIELDS && holder.load(std::memory_order_relaxed) == id; ++i) {
         sched_yield();
       }
     }
-    lending.store(false, std::memory_order_release);
+    sched_yield();
   }
 
   bool stands_still(ThreadId id) const {
@@ -188,7 +188,6 @@ struct Pool::State {
 
   bool look_for_region() {
     const auto start = std::chrono::steady_clock::now();
-    auto waited = SPIN_NS;
     bool left = true;
     do {
       for (int look = 0; look < LOOKS; ++look) {
@@ -199,17 +198,16 @@ struct Pool::State {
           pause();
         }
       }
-      waited = std::chrono::steady_clock::now() - start;
-      if (waited > PATIENCE && !finished()) lend_core();
-    } while (waited < SPIN_NS);
+    } while (std::chrono::steady_clock::now() - start < SPIN_NS);
     return false;
   }
 
   void work(int thread) {
+    const ThreadId id = this_thread();
     while (!ending.load()) {
       const std::uint32_t seen = region.load();
       if (look_for_region()) {
-        take_pieces(thread);
+        take_pieces(thread, id);
       } else {
         region.wait(seen);
       }
@@ -273,7 +271,7 @@ void Pool::run(Index pieces, Piece piece, void* argument) {
   state.ticket.store(region << 32 | static_cast<std::uint64_t>(pieces), std::memory_order_seq_cst);
   state.region.fetch_add(1);
   state.region.notify_all();
-  state.take_pieces(0);
+  state.take_pieces(0, 0);
   state.wait();
 }
 

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from contextlib import suppress
 
 import numpy as np
 from tests.ops.arrays import guarded, random_weight
@@ -95,5 +96,6 @@ def test_threads_that_were_helped_may_run_where_they_could_before(
         for process in busy:
             process.kill()
             process.wait()
-    threads = [int(name) for name in os.listdir("/proc/self/task")]
-    assert {frozenset(os.sched_getaffinity(thread)) for thread in threads} == {frozenset(cores)}
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(ProcessLookupError):  # it has ended
+            assert os.sched_getaffinity(int(thread)) == cores

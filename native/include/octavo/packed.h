@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 
 #include "octavo/pool.h"
 
@@ -65,7 +64,7 @@ struct EncodedRows;  // of encoded.h
 
 class Arena;
 
-// A matrix in memory of its own, or of an arena's; zeros until it is written.
+// A matrix in an arena's memory; zeros until it is written.
 class Packed {
  public:
   Packed(Index rows, Index columns, bool gated, Encoding encoding, Arena& arena);
@@ -84,7 +83,9 @@ class Packed {
   void read(Bf16* matrix, Pool& pool) const;
 
  private:
-  std::shared_ptr<unsigned char> panels_;
+  struct Memory;
+  Memory* memory_;
+  unsigned char* panels_;
   PackedView view_;
   std::size_t bytes_;
 };

@@ -18,8 +18,8 @@ struct Stretch {
 //
 // run() hands out pieces 0 … pieces-1 in order, one by one, to whoever asks first; the calling
 // thread takes part. It returns when every piece is done and never waits for a thread that has
-// not taken one, so a thread the system does not run costs nothing; one that has and gets no core,
-// since another process is on it, is moved to the core of a thread that waits. A worker looks for
+// not taken one, so a thread the system does not run costs nothing; a worker that has and gets no
+// core, since another process is on it, is moved to that of the waiting caller. A worker looks for
 // the next region for about SPIN_NS, then sleeps; meanwhile it fetches what is announced to be read
 // next.
 //

@@ -45,7 +45,7 @@ SHAPES = {
 
 def time_onednn(shape: Shape, rows: int, threads: int, dtype: str) -> float | None:
     """oneDNN through PyTorch, weights packed beforehand, without the activation; None if PyTorch is
-    not installed."""
+    not installed, or has no such product for this machine."""
     try:
         import torch
     except ImportError:
@@ -55,11 +55,14 @@ def time_onednn(shape: Shape, rows: int, threads: int, dtype: str) -> float | No
     copies = max(1, min(64, COLD_BYTES // (kind.itemsize * shape.weights)))
     outputs = shape.weights // shape.inputs
     pack, linear = torch.ops.mkldnn._reorder_linear_weight, torch.ops.mkldnn._linear_pointwise
-    packed = [pack(torch.randn(outputs, shape.inputs).to(kind), rows) for _ in range(copies)]
-    weights = cycle(packed)
     x = torch.randn(rows, shape.inputs).to(kind)
-    with torch.no_grad():
-        return best_s(lambda: linear(x, next(weights), None, "none", [], ""), BUDGET_S)
+    try:
+        packed = [pack(torch.randn(outputs, shape.inputs).to(kind), rows) for _ in range(copies)]
+        weights = cycle(packed)
+        with torch.no_grad():
+            return best_s(lambda: linear(x, next(weights), None, "none", [], ""), BUDGET_S)
+    except RuntimeError:
+        return None
 
 
 def row_counts(text: str) -> list[int]:

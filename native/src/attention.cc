@@ -68,7 +68,7 @@ struct Call {
   Item* items;
   Run* runs;
   Index run_count;
-  Index takers;  // threads that take runs in turn
+  Index takers;  // threads that take runs, likely in turn
 };
 
 // The memory of one thread, for the heads of one run.
@@ -188,7 +188,7 @@ FirstKeys first_keys(const Call& call, const Item& item, Index head, Index parti
 }
 
 // All partitions of a run; done(partition) after each, its records in place(partition). `after`:
-// what this thread does next, or null.
+// what this thread is likely to do next, or null.
 template <typename Place, typename Done>
 OCTAVO_INLINE void attend_partitions(const Call& call, const Run& run, const Run* after,
                                      const Bench& bench, Place place, Done done) {

@@ -1,6 +1,9 @@
 """The traffic that the core is measured with is what it says."""
 
-from itertools import islice
+import time
+from itertools import accumulate, islice
+
+import pytest
 
 from octavo.bench.core import TRAFFIC, measure_pools, object_ns, scheduler_for
 
@@ -23,6 +26,13 @@ def test_pools_are_compared_step_by_step() -> None:
     assert (decode.traffic, mixed.traffic) == ("decode", "mixed")
     assert (decode.few, decode.many) == (1400, 4000)
     assert decode.times > 0
+
+
+def test_a_visit_is_the_median_time_over_the_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = accumulate((0, 9_000, 7, 1_000, 7, 3_000))  # three rounds, with something between them
+    monkeypatch.setattr(time, "process_time_ns", lambda: next(ticks))
+    assert object_ns(objects=100, rounds=3) == 30
+    assert next(ticks, None) is None
 
 
 def test_a_visit_is_far_cheaper_than_a_plan() -> None:

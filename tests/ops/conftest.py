@@ -12,9 +12,11 @@ def isa(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=[isa for isa in available_sets() if expands(isa)])
+@pytest.fixture(params=[isa for isa in available_sets() if expands(isa)] or [None])
 def expanding(request: pytest.FixtureRequest) -> str:
     """Those that multiply quantised weights as bfloat16."""
+    if request.param is None:
+        pytest.skip("this machine has no set that expands weights, and this build no double of one")
     return str(request.param)
 
 

@@ -6,6 +6,7 @@ OctavoError
 │   ├── ContextLengthExceeded    400  prompt and answer do not fit into the model's context
 │   ├── UnknownModel             404  the model named is not the one served here
 │   ├── UnknownRoute             404  no such path
+│   ├── MethodNotAllowed         405  the path is there, but not with this method
 │   ├── UnknownRequest           404  no request of this id is known any more
 │   ├── PayloadTooLarge          413  the body is larger than the server reads
 │   └── Overloaded               429  a queue limit is reached; try later
@@ -54,6 +55,11 @@ class UnknownModel(RequestError):
 class UnknownRoute(RequestError):
     status = 404
     code = "not_found"
+
+
+class MethodNotAllowed(RequestError):
+    status = 405
+    code = "method_not_allowed"
 
 
 class UnknownRequest(RequestError):

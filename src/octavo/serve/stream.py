@@ -1,4 +1,4 @@
-"""Server-sent events, and work that ends when the client goes."""
+"""Streams of an answer, and work that ends when the client goes."""
 
 import asyncio
 import logging
@@ -12,19 +12,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from octavo.errors import OctavoError
-from octavo.serve.errors import body_of
+from octavo.serve.dialect import OPENAI, Dialect
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Chunks = AsyncGenerator[msgspec.Struct, None]
 
-DONE = b"data: [DONE]\n\n"
-_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
+_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -50,10 +45,10 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-async def stream_response(receive: Receive, chunks: Chunks) -> Response:
+async def stream_response(receive: Receive, chunks: Chunks, dialect: Dialect = OPENAI) -> Response:
     """The chunks as a response. It begins when the first chunk is there, so that a request which
     the engine refuses still gets a status of its own."""
-    return EventStream(await while_connected(receive, _first(chunks)), chunks)
+    return ChunkStream(await while_connected(receive, _first(chunks)), chunks, dialect)
 
 
 async def _first(chunks: Chunks) -> msgspec.Struct:
@@ -64,16 +59,17 @@ async def _first(chunks: Chunks) -> msgspec.Struct:
         raise
 
 
-class EventStream(Response):
-    """One event a chunk, then `[DONE]`. An error after the start is an event of its own.
+class ChunkStream(Response):
+    """Chunks as the dialect writes them, then its end. An error after the start is a chunk too.
 
     Keeps  the chunks are closed, and the request behind them is cancelled, when the client goes.
     """
 
-    def __init__(self, first: msgspec.Struct, chunks: Chunks) -> None:
+    def __init__(self, first: msgspec.Struct, chunks: Chunks, dialect: Dialect) -> None:
         super().__init__()
         self._first = first
         self._chunks = chunks
+        self._dialect = dialect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Nobody is left to be told.
@@ -81,21 +77,19 @@ class EventStream(Response):
             await while_connected(receive, self._send_all(send))
 
     async def _send_all(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        headers = [(b"content-type", self._dialect.media_type), *_HEADERS]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        frame = self._dialect.frame
         async with aclosing(self._chunks):
             try:
-                await _send_body(send, _event(self._first))
+                await _send_body(send, frame(self._first))
                 async for chunk in self._chunks:
-                    await _send_body(send, _event(chunk))
+                    await _send_body(send, frame(chunk))
             except Exception as error:
                 if not isinstance(error, OctavoError):
                     logger.exception("a stream failed")
-                await _send_body(send, _event(body_of(error)))
-        await _send_body(send, DONE, more=False)
-
-
-def _event(chunk: msgspec.Struct) -> bytes:
-    return b"data: %b\n\n" % msgspec.json.encode(chunk)
+                await _send_body(send, frame(self._dialect.error(error)))
+        await _send_body(send, self._dialect.end, more=False)
 
 
 async def _send_body(send: Send, body: bytes, *, more: bool = True) -> None:

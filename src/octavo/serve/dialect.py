@@ -1,0 +1,141 @@
+"""Dialects: how each family of APIs writes its errors and its streams."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from octavo.errors import EngineError, OctavoError
+
+MAX_MESSAGE_CHARACTERS = 500
+"""Messages quote what the client sent; an answer must not grow with it."""
+
+_EVENTS = b"text/event-stream; charset=utf-8"
+_LINES = b"application/x-ndjson"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """`frame` writes one chunk of a stream, `end` is the last of it. `error` makes the body of a
+    response that says what went wrong; a stream that fails ends with the same, as a chunk."""
+
+    media_type: bytes
+    frame: Callable[[msgspec.Struct], bytes]
+    error: Callable[[Exception], msgspec.Struct]
+    end: bytes = b""
+
+
+class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+    """An error as OpenAI writes it."""
+
+    error: ErrorDetail
+
+
+class MessageErrorDetails(msgspec.Struct, frozen=True, kw_only=True):
+    error_code: str | None
+    param: str | None
+
+
+class MessageErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
+    type: str
+    message: str
+    details: MessageErrorDetails
+
+
+class MessageError(msgspec.Struct, frozen=True, kw_only=True):
+    """An error as Anthropic writes it."""
+
+    type: str = "error"
+    error: MessageErrorDetail
+
+
+class PlainError(msgspec.Struct, frozen=True, kw_only=True):
+    """An error as Ollama writes it."""
+
+    error: str
+
+
+def openai_error(error: Exception) -> ErrorBody:
+    known = _known(error)
+    detail = ErrorDetail(
+        message=_shortened(known.message),
+        type=known.kind,
+        param=known.param and _shortened(known.param),
+        code=known.code,
+    )
+    return ErrorBody(error=detail)
+
+
+def anthropic_error(error: Exception) -> MessageError:
+    known = _known(error)
+    return MessageError(
+        error=MessageErrorDetail(
+            type=_ANTHROPIC_KINDS.get(known.status, "invalid_request_error"),
+            message=_shortened(known.message),
+            details=MessageErrorDetails(
+                error_code=known.code, param=known.param and _shortened(known.param)
+            ),
+        )
+    )
+
+
+def ollama_error(error: Exception) -> PlainError:
+    return PlainError(error=_shortened(_known(error).message))
+
+
+_ANTHROPIC_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def _known(error: Exception) -> OctavoError:
+    """An error nobody foresaw says nothing about our insides."""
+    return error if isinstance(error, OctavoError) else EngineError("the server failed")
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= MAX_MESSAGE_CHARACTERS:
+        return text
+    half = MAX_MESSAGE_CHARACTERS // 2
+    return f"{text[:half]} … {text[-half:]}"
+
+
+def data_event(chunk: msgspec.Struct) -> bytes:
+    """A server-sent event without a name."""
+    return b"data: %b\n\n" % msgspec.json.encode(chunk)
+
+
+def named_event(chunk: msgspec.Struct) -> bytes:
+    """A server-sent event under the name that stands in its `type`."""
+    kind: str = chunk.type  # type: ignore[attr-defined]
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode(chunk))
+
+
+def json_line(chunk: msgspec.Struct) -> bytes:
+    return msgspec.json.encode(chunk) + b"\n"
+
+
+OPENAI = Dialect(media_type=_EVENTS, frame=data_event, error=openai_error, end=b"data: [DONE]\n\n")
+ANTHROPIC = Dialect(media_type=_EVENTS, frame=named_event, error=anthropic_error)
+OLLAMA = Dialect(media_type=_LINES, frame=json_line, error=ollama_error)
+
+
+def dialect_of(path: str) -> Dialect:
+    """The dialect in which a path answers, whether there is such a path or not."""
+    if path.startswith("/v1/messages"):
+        return ANTHROPIC
+    return OLLAMA if path.startswith("/api/") else OPENAI

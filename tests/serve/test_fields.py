@@ -8,7 +8,7 @@ from tests.serve.scripted import Served
 
 from octavo.core.request import Pin
 from octavo.serve import chat, completions
-from octavo.serve.requests import SamplingFields
+from octavo.serve.requests import OPENAI_NAMES
 
 PATHS = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
 BODIES: dict[str, dict[str, Any]] = {
@@ -93,6 +93,8 @@ WRONG_TYPE: dict[str, tuple[Any, ...]] = {
     "stream": ("yes", 1),
     "stream_options": (True, {"include_usage": 1}, {"unknown": True}),
     "user": (5,),
+    "add_generation_prompt": (1, "yes"),
+    "continue_final_message": (1, "yes"),
     "messages": ("Hello", {}, [], ["Hello"], [{"role": "user"}], None),
     "prompt": (5, {}, [], "", [""], [[]], [1, "a"], [["a"]], [-1], [1.5], [True], None),
 }
@@ -105,7 +107,7 @@ def post(http: httpx.Client, kind: str, **fields: Any) -> httpx.Response:
 def fields_of(kind: str) -> set[str]:
     return {
         *SHAPES[kind].__struct_fields__,
-        *SamplingFields.__struct_fields__,
+        *OPENAI_NAMES,
         *NEUTRAL[kind],
     }
 
@@ -122,7 +124,7 @@ def refused(response: httpx.Response, field: str) -> None:
 
 @pytest.mark.parametrize("kind", PATHS)
 def test_no_field_is_forgotten_here(kind: str) -> None:
-    sampling = set(SamplingFields.__struct_fields__)
+    sampling = set(OPENAI_NAMES)
     assert sampling == HONOURED.keys() | IN_THE_TEXT.keys()
     assert sampling | set(SHAPES[kind].__struct_fields__) <= WRONG_TYPE.keys()
     assert sampling.isdisjoint(NEUTRAL[kind])
@@ -266,6 +268,25 @@ def test_empty_content_is_still_a_conversation(http: httpx.Client, served: Serve
         messages = [{"role": "user", "content": content}]
         assert post(http, "chat", messages=messages).status_code == 200
     assert len({ticket.request.prompt for ticket in served.client.tickets}) == 1
+
+
+def test_how_the_prompt_of_a_chat_ends(http: httpx.Client, served: Served) -> None:
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well, "}]
+    talk = "<|start|>user:Hi<|other|><|start|>assistant:Well, "
+    off: dict[str, Any] = {"add_generation_prompt": False}
+    on: dict[str, Any] = {"continue_final_message": True}
+    for fields, wanted in (
+        ({}, talk + "<|other|><|start|>assistant:"),
+        (off, talk + "<|other|>"),
+        (on, talk),
+        (off | on, talk),
+    ):
+        served.client.tickets.clear()
+        assert post(http, "chat", messages=messages, **fields).status_code == 200
+        prompt = served.client.tickets[0].request.prompt
+        assert served.door.tokenizer.decode(prompt) == wanted
+    both = {"add_generation_prompt": True, "continue_final_message": True}
+    refused(post(http, "chat", messages=messages, **both), "continue_final_message")
 
 
 def test_an_answer_can_be_sent_back_as_it_came(http: httpx.Client) -> None:

@@ -173,3 +173,21 @@ def test_a_template_that_no_compiler_takes(source: str) -> None:
 def test_a_template_cannot_leave_its_sandbox(source: str) -> None:
     with pytest.raises(InvalidRequest, match="refuses"):
         ChatTemplate(source, special={}).render([{"role": "user", "content": "x"}])
+
+
+@pytest.mark.parametrize("content", ["Well, ", "", " a<|im_end|>b ", "ends\n"])
+def test_the_last_message_is_continued_where_it_ends(content: str) -> None:
+    template = ChatTemplate(SMOLLM2, special=SPECIAL)
+    messages = [*CONVERSATIONS[0], {"role": "assistant", "content": content}]
+    bare = template.render(messages, "bare")
+    continued = template.render(messages, "continued")
+    assert continued.endswith(f"<|im_start|>assistant\n{content}")
+    assert bare == f"{continued}<|im_end|>\n"
+    assert template.render(messages) == f"{bare}<|im_start|>assistant\n"
+
+
+def test_a_message_that_the_template_leaves_out_cannot_be_continued() -> None:
+    template = ChatTemplate("{{ messages[0].content }}", special={})
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    with pytest.raises(InvalidRequest, match="cannot be continued"):
+        template.render(messages, "continued")

@@ -4,6 +4,7 @@ import random
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -19,7 +20,7 @@ from octavo.text.breakpoints import (
     ttl_s_of,
     unused_character,
 )
-from octavo.text.chat import ChatTemplate
+from octavo.text.chat import ChatTemplate, Ending
 from octavo.text.tokenizer import Tokenizer
 from octavo.units import common_length
 
@@ -79,17 +80,22 @@ class Door:
             params = replace(params, max_tokens=min(usual, self._room(len(ids), None)))
         return self._ticket(ids, params)
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], params: SamplingParams) -> Ticket:
-        """The assistant's next message.
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams,
+        ending: Ending = "answer",
+    ) -> Ticket:
+        """The assistant's next message, or the rest of the last one.
 
         Raises   InvalidRequest, ContextLengthExceeded.
         """
-        text = self.render(messages)
+        text = self.render(messages, ending)
         ids = self.encode(text, add_special=False)
-        return self._ticket(ids, params, self._pins(messages, text, ids))
+        return self._ticket(ids, params, self._pins(messages, text, ids, ending))
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The text that asks for the assistant's next message.
+    def render(self, messages: Sequence[Mapping[str, Any]], ending: Ending = "answer") -> str:
+        """The conversation as the text of a prompt.
 
         Raises   InvalidRequest.
         """
@@ -97,7 +103,7 @@ class Door:
             raise InvalidRequest(
                 "this model has no chat template; use /v1/completions", param="messages"
             )
-        return self._chat.render(messages)
+        return self._chat.render(messages, ending)
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:
         """The ids of `text`; one that cannot fit whatever its ids are is not tokenised first."""
@@ -123,15 +129,16 @@ class Door:
         return token
 
     def _pins(
-        self, messages: Sequence[Mapping[str, Any]], text: str, ids: Sequence[int]
+        self, messages: Sequence[Mapping[str, Any]], text: str, ids: Sequence[int], ending: Ending
     ) -> tuple[Pin, ...]:
         """The beginnings of a conversation that its breakpoints ask to keep.
 
         A token is before a breakpoint if it would be the same whatever followed there.
         """
         pins = []
+        render = partial(self.render, ending=ending)
         for one in breakpoints_of(messages):
-            before = text[: characters_before(one, messages, text, self.render)]
+            before = text[: characters_before(one, messages, text, render)]
             other = self.encode(before + unused_character(text), add_special=False)
             count = common_length(ids, other)
             if not count:

@@ -15,6 +15,7 @@ from octavo.serve.completions import create_completion
 from octavo.serve.debug import list_requests, show_request
 from octavo.serve.errors import HANDLERS
 from octavo.serve.health import show_health, show_metrics, show_version
+from octavo.serve.messages import count_tokens, create_message
 from octavo.serve.models import list_models, show_model
 from octavo.serve.service import Client, ServeSettings, Service
 
@@ -31,6 +32,8 @@ def create_app(
     endpoints = (
         ("/v1/chat/completions", "POST", create_chat_completion),
         ("/v1/completions", "POST", create_completion),
+        ("/v1/messages", "POST", create_message),
+        ("/v1/messages/count_tokens", "POST", count_tokens),
         ("/v1/models", "GET", list_models),
         ("/v1/models/{name:path}", "GET", show_model),
         ("/health", "GET", show_health),

@@ -61,7 +61,7 @@ def _tickets(service: Service, body: bytes) -> Sequence[Ticket]:
     if "messages" in json_object(body):
         talk, params = parse(body, chat.ChatRequest, chat.NEUTRAL, defaults)
         service.model_named(talk.model)
-        return [service.door.chat(talk.messages, params)]
+        return [service.door.chat(talk.messages, params, chat.ending_of(talk))]
     asked, params = parse(body, completions.CompletionRequest, completions.NEUTRAL, defaults)
     service.model_named(asked.model)
     return [

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.engine.door import Ticket
+from octavo.errors import InvalidRequest
 from octavo.serve.answers import OctavoUsage, Tally, Usage, collect, merge
 from octavo.serve.errors import json_response
 from octavo.serve.requests import (
@@ -24,15 +25,14 @@ from octavo.serve.requests import (
 from octavo.serve.service import Service
 from octavo.serve.stream import stream_response, while_connected
 from octavo.text.assembler import Delta
+from octavo.text.chat import Ending
 
 NEUTRAL: Neutral = {
     **NEUTRAL_EVERYWHERE,
-    "add_generation_prompt": (True,),
     "add_special_tokens": (False,),
     "audio": (),
     "chat_template": (),
     "chat_template_kwargs": ({},),
-    "continue_final_message": (False,),
     "documents": ([],),
     "function_call": ("none", "auto"),
     "functions": ([],),
@@ -57,10 +57,16 @@ NEUTRAL: Neutral = {
 
 
 class ChatRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The body, without the fields of `SamplingFields`. Messages are checked at the door."""
+    """The body, without the fields of `SamplingFields`. Messages are checked at the door.
+
+    With `continue_final_message` the answer goes on with the last message. Without
+    `add_generation_prompt` nothing says that an answer of the assistant follows.
+    """
 
     messages: list[Any]
     model: str | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -118,7 +124,10 @@ async def create_chat_completion(service: Service, request: Request) -> Response
     asked, params = parse(body, ChatRequest, NEUTRAL, service.settings.defaults)
     model = service.model_named(asked.model)
     options = check_stream_options(asked.stream, asked.stream_options)
-    ticket = await service.at_door(len(body), lambda: service.door.chat(asked.messages, params))
+    ending = ending_of(asked)
+    ticket = await service.at_door(
+        len(body), lambda: service.door.chat(asked.messages, params, ending)
+    )
     answer_id, created = f"chatcmpl-{ticket.request.id}", int(time.time())
     if asked.stream:
         blank = ChatChunk(id=answer_id, created=created, model=model)
@@ -145,6 +154,21 @@ async def create_chat_completion(service: Service, request: Request) -> Response
             octavo=tally.cost(asked.user),
         )
     )
+
+
+def ending_of(asked: ChatRequest) -> Ending:
+    """How the prompt ends.
+
+    Raises  InvalidRequest: it cannot end in both ways.
+    """
+    if not asked.continue_final_message:
+        return "bare" if asked.add_generation_prompt is False else "answer"
+    if asked.add_generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message and add_generation_prompt exclude each other; send one",
+            param="continue_final_message",
+        )
+    return "continued"
 
 
 async def _chunks(

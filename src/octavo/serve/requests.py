@@ -1,17 +1,20 @@
 """Request bodies: bytes to checked records, with every field honoured or refused by name."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from difflib import get_close_matches
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 
+from octavo.engine.door import Ticket
 from octavo.engine.params import SamplingParams
-from octavo.errors import InvalidRequest, PayloadTooLarge
+from octavo.errors import InvalidRequest, PayloadTooLarge, RequestError
 
 Shape = TypeVar("Shape", bound=msgspec.Struct)
 JsonObject = dict[str, Any]
@@ -72,7 +75,6 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     min_p: float | UnsetType = UNSET
     seed: int | UnsetType = UNSET
     max_tokens: int | UnsetType = UNSET
-    max_completion_tokens: int | UnsetType = UNSET
     min_tokens: int | UnsetType = UNSET
     stop: str | tuple[str, ...] | UnsetType = UNSET
     stop_token_ids: tuple[int, ...] | UnsetType = UNSET
@@ -88,6 +90,13 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     cache_prompt: bool | UnsetType = UNSET
     cache_salt: str | UnsetType = UNSET
     cache_control: JsonObject | UnsetType = UNSET
+
+
+Names = Mapping[str, str]
+"""What an API calls the fields of `SamplingFields`: its own names to ours."""
+
+OWN_NAMES: Names = {name: name for name in SamplingFields.__struct_fields__}
+OPENAI_NAMES: Names = {**OWN_NAMES, "max_completion_tokens": "max_tokens"}
 
 
 async def read_body(request: Request, limit_bytes: int) -> bytes:
@@ -110,7 +119,11 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
 
 
 def parse(
-    body: bytes, shape: type[Shape], neutral: Neutral, defaults: SamplingParams
+    body: bytes,
+    shape: type[Shape],
+    neutral: Neutral,
+    defaults: SamplingParams,
+    names: Names = OPENAI_NAMES,
 ) -> tuple[Shape, SamplingParams]:
     """The request and how to answer it. A null field counts as absent.
 
@@ -121,8 +134,63 @@ def parse(
     for name in [name for name in fields if name in neutral]:
         if not _asks_for_nothing(fields.pop(name), neutral[name]):
             raise InvalidRequest(f"{name} is not supported yet; leave it out", param=name)
-    sampling = {name: fields.pop(name) for name in SamplingFields.__struct_fields__ & fields.keys()}
-    return _convert(fields, shape), _params(_convert(sampling, SamplingFields), defaults)
+    sampling = {name: fields.pop(name) for name in names.keys() & fields.keys()}
+    return _convert(fields, shape, {*shape.__struct_fields__, *names}), params_of(
+        sampling, defaults, names
+    )
+
+
+def params_of(fields: JsonObject, defaults: SamplingParams, names: Names) -> SamplingParams:
+    """How to answer, from fields under the `names` of an API.
+
+    Raises  InvalidRequest: a field is unknown, of the wrong type or out of range; two fields of one
+            meaning differ.
+    """
+    ours: JsonObject = {}
+    theirs: dict[str, str] = {}
+    for name, value in fields.items():
+        own = names.get(name, name)
+        if ours.setdefault(own, value) != value:
+            raise InvalidRequest(
+                f"{name} and {theirs[own]} differ; send one",
+                param=theirs[own] if name == own else name,
+            )
+        theirs[own] = name
+    with naming(partial(renamed, theirs)):
+        return _params(_convert(ours, SamplingFields, names), defaults)
+
+
+@contextmanager
+def naming(theirs: Callable[[str], str]) -> Iterator[None]:
+    """Errors raised within name fields as the caller does; `theirs` gives their name for ours."""
+    try:
+        yield
+    except RequestError as error:
+        name = None if error.param is None else theirs(error.param)
+        if error.param is None or name is None or name == error.param:
+            raise
+        named = type(error)(error.message.replace(error.param, name), param=name)
+        named.code = error.code
+        raise named from error
+
+
+def renamed(names: Names, path: str) -> str:
+    """`path` with its first name replaced, if `names` has another for it."""
+    name, rest = re.fullmatch(r"([^.\[]*)(.*)", path, re.DOTALL).groups()  # type: ignore[union-attr]
+    return names.get(name, name) + rest
+
+
+def capped(ticket: Ticket, max_tokens: int) -> Ticket:
+    """The ticket of an answer that may be so long at most, or shorter if the context ends before.
+
+    Raises  InvalidRequest naming max_tokens.
+    """
+    if max_tokens < 1:
+        raise InvalidRequest(
+            f"max_tokens must be an integer of at least 1, not {max_tokens}", param="max_tokens"
+        )
+    fewest = min(max_tokens, ticket.request.max_tokens)
+    return replace(ticket, request=replace(ticket.request, max_tokens=fewest))
 
 
 def check_stream_options(stream: bool | None, options: StreamOptions | None) -> StreamOptions:
@@ -167,11 +235,11 @@ def _asks_for_nothing(value: object, neutral: tuple[object, ...]) -> bool:
     )
 
 
-def _convert(fields: JsonObject, shape: type[Shape]) -> Shape:
+def _convert(fields: JsonObject, shape: type[Shape], known: Collection[str]) -> Shape:
+    """`known` are the fields that a misspelled one may mean."""
     try:
         return msgspec.convert(fields, shape)
     except msgspec.ValidationError as error:
-        known = {*shape.__struct_fields__, *SamplingFields.__struct_fields__}
         raise _explained(str(error), known) from error
 
 
@@ -205,20 +273,7 @@ def _params(fields: SamplingFields, defaults: SamplingParams) -> SamplingParams:
     if isinstance(stop := given.get("stop"), str):
         given["stop"] = (stop,)
     _merge_cache_prompt(given)
-    newer = given.pop("max_completion_tokens", None)
-    if newer is None:
-        return replace(defaults, **given)
-    if given.setdefault("max_tokens", newer) != newer:
-        raise InvalidRequest(
-            "max_tokens and max_completion_tokens differ; send one", param="max_completion_tokens"
-        )
-    try:
-        return replace(defaults, **given)
-    except InvalidRequest as error:
-        if error.param != "max_tokens":
-            raise
-        message = error.message.replace("max_tokens", "max_completion_tokens")
-        raise InvalidRequest(message, param="max_completion_tokens") from error
+    return replace(defaults, **given)
 
 
 def _merge_cache_prompt(given: JsonObject) -> None:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import jinja2
 import jinja2.nodes
@@ -12,12 +12,17 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from octavo.errors import InvalidRequest, ModelFileError
-from octavo.text.breakpoints import ttl_s_of
+from octavo.text.breakpoints import ttl_s_of, unused_character
 from octavo.text.tokenizer import Tokenizer
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _KEYS = frozenset({"role", "content", "name"})
 _PART_KEYS = frozenset({"type", "text", "cache_control"})
+
+
+Ending = Literal["answer", "continued", "bare"]
+"""How a prompt ends: with what begins the assistant's next message; with what the last message
+says, which the answer goes on with; or after the last message."""
 
 
 class ChatTemplate:
@@ -56,16 +61,37 @@ class ChatTemplate:
             raise ModelFileError("the model has no chat template")
         return cls(tokenizer.chat_template, special=tokenizer.special)
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The prompt that asks for the assistant's next answer.
+    def render(self, messages: Sequence[Mapping[str, Any]], ending: Ending = "answer") -> str:
+        """The conversation as a prompt.
 
         Raises  InvalidRequest: a message is malformed, or the template refuses the conversation.
         """
         checked = check_messages(messages)
+        if ending == "continued":
+            return self._continued(checked)
+        return self._rendered(checked, add_generation_prompt=ending == "answer")
+
+    def _continued(self, messages: list[dict[str, Any]]) -> str:
+        """The prompt up to the end of what the last message says.
+
+        That ends where a character stands which is put there, and which the text has nowhere.
+        """
+        last = messages[-1]
+        mark = unused_character("".join(message["content"] for message in messages))
+        marked = [*messages[:-1], last | {"content": last["content"] + mark}]
+        text, found, _ = self._rendered(marked, add_generation_prompt=False).rpartition(mark)
+        if not found:
+            raise InvalidRequest(
+                "the last message cannot be continued: the chat template leaves it out",
+                param="messages",
+            )
+        return text
+
+    def _rendered(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool) -> str:
         try:
             return self._template.render(
-                messages=checked,
-                add_generation_prompt=True,
+                messages=messages,
+                add_generation_prompt=add_generation_prompt,
                 tools=None,
                 documents=None,
                 **self._special,

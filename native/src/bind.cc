@@ -83,6 +83,7 @@ NB_MODULE(_native, module) {
       .def_prop_ro("threads", &Backend::threads);
   bind_linear(backend);
   bind_rows(backend, module);
+  bind_sampling(backend);
   bind_paging(backend);
   bind_ceilings(backend);
 }

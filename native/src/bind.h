@@ -87,6 +87,7 @@ constexpr char BYTES = 'B';
 
 void bind_linear(nanobind::class_<Backend>& backend);
 void bind_rows(nanobind::class_<Backend>& backend, nanobind::module_& module);
+void bind_sampling(nanobind::class_<Backend>& backend);
 void bind_paging(nanobind::class_<Backend>& backend);
 void bind_ceilings(nanobind::class_<Backend>& backend);
 

@@ -163,59 +163,6 @@ void rms_norm(Backend& backend, nb::handle x, nb::handle weight, float eps, nb::
   backend.run([&](const Kernels& kernels, Pool& pool) { kernels.rms_norm(args, pool); });
 }
 
-void argmax(Backend& backend, nb::handle logits, nb::handle out, nb::handle logprob) {
-  const Array in(logits, "logits", FLOAT32, 2, Access::read);
-  const Array tokens(out, "out", INT32, 1, Access::write);
-  const Array logprobs(logprob, "logprob", FLOAT32, 1, Access::write);
-  tokens.expect(0, in.size(0));
-  logprobs.expect(0, in.size(0));
-  const ArgmaxArgs args{in.as<const float>(), in.size(0), in.size(1), tokens.as<std::int32_t>(),
-                        logprobs.as<float>()};
-  if (args.vocabulary == 0) throw nb::value_error("logits must have at least one column");
-  backend.run([&](const Kernels& kernels, Pool& pool) { kernels.argmax(args, pool); });
-}
-
-// How to draw: temperature float32, top_k int32, top_p float64, min_p float32, point float64 [D].
-struct DrawArrays {
-  DrawArrays(nb::handle how, Index draws)
-      : temperature(how[nb::int_(0)], "temperature", FLOAT32, 1, Access::read),
-        top_k(how[nb::int_(1)], "top_k", INT32, 1, Access::read),
-        top_p(how[nb::int_(2)], "top_p", FLOAT64, 1, Access::read),
-        min_p(how[nb::int_(3)], "min_p", FLOAT32, 1, Access::read),
-        point(how[nb::int_(4)], "point", FLOAT64, 1, Access::read) {
-    for (const Array* array : {&temperature, &top_k, &top_p, &min_p, &point}) {
-      array->expect(0, draws);
-    }
-  }
-
-  Array temperature;
-  Array top_k;
-  Array top_p;
-  Array min_p;
-  Array point;
-};
-
-void draw(Backend& backend, nb::handle logits, nb::handle rows, nb::handle how, nb::handle out) {
-  const Array in(logits, "logits", FLOAT32, 2, Access::read);
-  const Array chosen(rows, "rows", INT32, 1, Access::read);
-  const Array tokens(out, "out", INT32, 1, Access::write);
-  const DrawArrays arrays(how, chosen.size(0));
-  tokens.expect(0, chosen.size(0));
-  chosen.expect_indices(in.size(0));
-  if (in.size(1) == 0) throw nb::value_error("logits must have at least one column");
-  const DrawArgs args{in.as<const float>(),
-                      in.size(1),
-                      chosen.as<const std::int32_t>(),
-                      chosen.size(0),
-                      arrays.temperature.as<const float>(),
-                      arrays.top_k.as<const std::int32_t>(),
-                      arrays.top_p.as<const double>(),
-                      arrays.min_p.as<const float>(),
-                      arrays.point.as<const double>(),
-                      tokens.as<std::int32_t>()};
-  backend.run([&](const Kernels& kernels, Pool& pool) { kernels.draw(args, pool); });
-}
-
 void take_rows(Backend& backend, nb::handle x, nb::handle rows, nb::handle out) {
   const Array in(x, "x", FLOAT32, 2, Access::read);
   const Array chosen(rows, "rows", INT32, 1, Access::read);
@@ -249,8 +196,6 @@ void bind_rows(nb::class_<Backend>& backend, nb::module_& module) {
       .def("unpack", &unpack)
       .def("embed", &embed)
       .def("rms_norm", &rms_norm)
-      .def("argmax", &argmax)
-      .def("draw", &draw)
       .def("take_rows", &take_rows);
 }
 

@@ -7,6 +7,9 @@ void embed(const EmbedArgs&, Pool&);
 void linear(const LinearArgs&, Pool&);
 void rms_norm(const RmsNormArgs&, Pool&);
 void argmax(const ArgmaxArgs&, Pool&);
+void likeliest(const LikeliestArgs&, Pool&);
+void add_bias(const BiasArgs&, Pool&);
+void penalise(const PenaltyArgs&, Pool&);
 void draw(const DrawArgs&, Pool&);
 void rope_write_kv(const RopeArgs&, Pool&);
 void paged_attention(const AttentionArgs&, Pool&);
@@ -19,6 +22,9 @@ const Kernels kernels = {
     .linear = linear,
     .rms_norm = rms_norm,
     .argmax = argmax,
+    .likeliest = likeliest,
+    .add_bias = add_bias,
+    .penalise = penalise,
     .draw = draw,
     .rope_write_kv = rope_write_kv,
     .paged_attention = paged_attention,

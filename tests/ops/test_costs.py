@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from octavo.ops import costs
-from octavo.ops.api import Batch, KVLayout, KVPages, Norm, Rope
+from octavo.ops.api import Batch, Entries, KVLayout, KVPages, Norm, Rope
 from octavo.ops.costs import Cost
 
 
@@ -54,6 +54,10 @@ def test_ops_on_rows() -> None:
     assert costs.take_rows(floats(2, 6)) == Cost(2 * 48, 0)
     assert costs.argmax(floats(2, 50)) == Cost(400, 400)
     assert costs.draw(floats(5, 50), ints(0, 3)) == Cost(400, 400)
+    assert costs.likeliest(floats(5, 50), ints(0, 3), np.zeros((2, 4), np.int32)) == Cost(464, 100)
+    entries = Entries(ints(0, 3), ints(0, 1, 3), ints(7, 8, 9))
+    assert costs.add_bias(entries) == Cost(60, 3)
+    assert costs.penalise(entries) == Cost(60, 15)
     pool = np.zeros((9, 2, 2, 1, 1, 64), ml_dtypes.bfloat16)
     assert costs.copy_blocks(pool, ints(1, 2, 3)) == Cost(2 * 3 * 2 * 2 * 64 * 2, 0)
 

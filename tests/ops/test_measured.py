@@ -8,6 +8,7 @@ from tests.models import hf
 from tests.models.paged import PagedSequences
 
 from octavo.models.loader import load_model
+from octavo.ops.api import Entries, Penalties
 from octavo.ops.measured import Measured, MeasuredOps
 from octavo.ops.native import NativeOps
 
@@ -54,6 +55,18 @@ def test_ops_of_the_sampler_and_of_the_pool_are_told(rng: np.random.Generator) -
     best, logprob = np.empty(2, np.int32), np.empty(2, np.float32)
     ops.argmax(logits, best, logprob)
     assert best.tolist() == logits.argmax(axis=1).tolist()
+    rows, one = np.array([1], np.int32), np.ones(1, np.float32)
+    ids, values = np.empty((1, 3), np.int32), np.empty((1, 3), np.float32)
+    ops.likeliest(logits, rows, ids, values)
+    assert ids[0].tolist() == np.argsort(-logits[1])[:3].tolist()
+    entries = Entries(rows, np.array([0, 1], np.int32), best[1:])
+    ops.add_bias(logits, entries, one, one.copy())
+    assert logits[1, best[1]] == values[0, 0] + 1
+    ops.penalise(logits, entries, Penalties(rows, 2 * one, one, one), one.copy())
+    assert logits[1, best[1]] == (values[0, 0] + 1) / 2 - 2
     assert [(call.op, call.cost.size_bytes, call.weight) for call in told] == [
-        ("argmax", 240, None)
+        ("argmax", 240, None),
+        ("likeliest", 144, None),
+        ("add_bias", 20, None),
+        ("penalise", 20, None),
     ]

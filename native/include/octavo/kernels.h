@@ -66,6 +66,41 @@ struct DrawArgs {
   std::int32_t* out;          // [D]
 };
 
+// Some tokens of each of E rows. Of entry n they are ids[start[n]] … ids[start[n + 1] - 1], each
+// once; no row stands in two entries.
+struct EntryArgs {
+  float* logits;  // [R, V]
+  Index vocabulary;
+  const std::int32_t* rows;   // [E] of logits
+  Index count;                // E
+  const std::int32_t* start;  // [E + 1]
+  const std::int32_t* ids;    // [N]
+  float* before;              // [N], the logits that were there
+};
+
+struct BiasArgs {
+  EntryArgs entries;
+  const float* bias;  // [N]
+};
+
+struct PenaltyArgs {
+  EntryArgs entries;
+  const std::int32_t* counts;  // [N]
+  const float* repetition;     // [E], > 0
+  const float* presence;       // [E]
+  const float* frequency;      // [E]
+};
+
+struct LikeliestArgs {
+  const float* logits;  // [R, V]
+  Index vocabulary;
+  const std::int32_t* rows;  // [C] of logits
+  Index chosen;              // C
+  Index wanted;              // K, 1 to V
+  std::int32_t* out_ids;     // [C, K]
+  float* out_logits;         // [C, K]
+};
+
 // Loops that only multiply, or only read.
 struct CeilingArgs {
   Encoding encoding;  // the products that are taken with such weights
@@ -81,6 +116,9 @@ struct Kernels {
   void (*linear)(const LinearArgs&, Pool&);
   void (*rms_norm)(const RmsNormArgs&, Pool&);
   void (*argmax)(const ArgmaxArgs&, Pool&);
+  void (*likeliest)(const LikeliestArgs&, Pool&);
+  void (*add_bias)(const BiasArgs&, Pool&);
+  void (*penalise)(const PenaltyArgs&, Pool&);
   void (*draw)(const DrawArgs&, Pool&);
   void (*rope_write_kv)(const RopeArgs&, Pool&);
   void (*paged_attention)(const AttentionArgs&, Pool&);

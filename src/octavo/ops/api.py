@@ -242,6 +242,30 @@ class NotFinite(ValueError):
         self.part = part
 
 
+class Entries(NamedTuple):
+    """Some tokens of each of E rows: of row `rows[e]` they are `ids[start[e] : start[e + 1]]`.
+
+    Shapes   rows int32 [E], start int32 [E + 1], ids int32 [N].
+    Keeps    no row stands twice in `rows`, and no token twice in a row's ids.
+    """
+
+    rows: I32
+    start: I32
+    ids: I32
+
+
+class Penalties(NamedTuple):
+    """What `penalise` takes: how often each id was answered, and how much that counts in each row.
+
+    Shapes   counts int32 [N]; [E] each, float32: repetition above 0, presence, frequency.
+    """
+
+    counts: I32
+    repetition: F32
+    presence: F32
+    frequency: F32
+
+
 class Draws(NamedTuple):
     """How a token is drawn from each of D rows.
 
@@ -364,6 +388,29 @@ class Ops(Protocol):
 
         A row that holds NaN or +inf, or no finite value, gives -1.
         Shapes   logits [R, V], out int32 [R], logprob float32 [R].
+        """
+
+    def likeliest(self, logits: F32, rows: I32, ids: I32, values: F32) -> None:
+        """The K greatest logits of each of these `rows`, the greatest first, of equals the lowest
+        id first.
+
+        Shapes   logits [R, V] without NaN; rows int32 [C]; ids int32 and values float32 [C, K],
+                 K from 1 to V.
+        """
+
+    def add_bias(self, logits: F32, entries: Entries, bias: F32, before: F32) -> None:
+        """Add `bias` to the logits of these entries; `before` gets what they were.
+
+        Shapes   logits [R, V]; bias, before [N].
+        """
+
+    def penalise(self, logits: F32, entries: Entries, penalties: Penalties, before: F32) -> None:
+        """Make the tokens of these entries less likely; `before` gets what their logits were.
+
+        Shapes   logits [R, V]; before [N].
+        Rule     a logit above 0 is divided by `repetition`, another is multiplied by it; then
+                 `frequency` times the count is taken away, and `presence` if the count is not 0.
+        Source   repetition Keskar et al. 2019 (arXiv:1909.05858) §4.1; the others OpenAI's API.
         """
 
     def draw(self, logits: F32, rows: I32, draws: Draws, out: I32) -> None:

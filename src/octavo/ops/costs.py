@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from octavo.ops.api import F32, I32, Batch, KVPages, KVPool, Norm, Packed, Rope
+from octavo.ops.api import F32, I32, Batch, Entries, KVPages, KVPool, Norm, Packed, Rope
 
 Products = Literal["bf16", "int8", "int4"]
 """Those that `linear` takes, by the form of its weights."""
@@ -87,6 +87,25 @@ def take_rows(out: F32) -> Cost:
 def argmax(logits: F32) -> Cost:
     """A comparison, a difference, an exponential and a sum an element."""
     return Cost(logits.nbytes, 4 * logits.size)
+
+
+def likeliest(logits: F32, rows: I32, ids: I32) -> Cost:
+    """A comparison an element."""
+    elements = len(rows) * logits.shape[1]
+    return Cost(4 * elements + 8 * ids.size, elements)
+
+
+def add_bias(entries: Entries) -> Cost:
+    """Of each id the logit comes and goes, the bias comes, and what was before goes."""
+    count = len(entries.ids)
+    return Cost(5 * 4 * count, count)
+
+
+def penalise(entries: Entries) -> Cost:
+    """As for a bias, with a count in its place: a comparison, a quotient, a product, two
+    differences."""
+    count = len(entries.ids)
+    return Cost(5 * 4 * count, 5 * count)
 
 
 def draw(logits: F32, rows: I32) -> Cost:

@@ -16,11 +16,13 @@ from octavo.ops.api import (
     Batch,
     Draws,
     Encoded,
+    Entries,
     KVPages,
     KVPool,
     Norm,
     Ops,
     Packed,
+    Penalties,
     Quantised,
     Rope,
     Weight,
@@ -141,6 +143,27 @@ class MeasuredOps:
     def argmax(self, logits: F32, out: I32, logprob: F32) -> None:
         self._run(
             "argmax", lambda: self._ops.argmax(logits, out, logprob), lambda: costs.argmax(logits)
+        )
+
+    def likeliest(self, logits: F32, rows: I32, ids: I32, values: F32) -> None:
+        self._run(
+            "likeliest",
+            lambda: self._ops.likeliest(logits, rows, ids, values),
+            lambda: costs.likeliest(logits, rows, ids),
+        )
+
+    def add_bias(self, logits: F32, entries: Entries, bias: F32, before: F32) -> None:
+        self._run(
+            "add_bias",
+            lambda: self._ops.add_bias(logits, entries, bias, before),
+            lambda: costs.add_bias(entries),
+        )
+
+    def penalise(self, logits: F32, entries: Entries, penalties: Penalties, before: F32) -> None:
+        self._run(
+            "penalise",
+            lambda: self._ops.penalise(logits, entries, penalties, before),
+            lambda: costs.penalise(entries),
         )
 
     def draw(self, logits: F32, rows: I32, draws: Draws, out: I32) -> None:

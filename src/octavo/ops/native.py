@@ -26,12 +26,14 @@ from octavo.ops.api import (
     Batch,
     Draws,
     Encoded,
+    Entries,
     Form,
     KVPages,
     KVPool,
     Norm,
     NotFinite,
     Packed,
+    Penalties,
     Quantised,
     Rope,
     Weight,
@@ -181,6 +183,15 @@ class NativeOps:
 
     def argmax(self, logits: F32, out: I32, logprob: F32) -> None:
         self._backend.argmax(logits, out, logprob)
+
+    def likeliest(self, logits: F32, rows: I32, ids: I32, values: F32) -> None:
+        self._backend.likeliest(logits, rows, ids, values)
+
+    def add_bias(self, logits: F32, entries: Entries, bias: F32, before: F32) -> None:
+        self._backend.add_bias(logits, entries, bias, before)
+
+    def penalise(self, logits: F32, entries: Entries, penalties: Penalties, before: F32) -> None:
+        self._backend.penalise(logits, entries, penalties, before)
 
     def draw(self, logits: F32, rows: I32, draws: Draws, out: I32) -> None:
         self._backend.draw(logits, rows, draws, out)

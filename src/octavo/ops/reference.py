@@ -6,7 +6,7 @@ same bits holds here too. The first part reads and writes single tokens in the t
 `KVLayout`; tests and movers use it to look into a page.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,12 +26,14 @@ from octavo.ops.api import (
     Batch,
     Draws,
     Encoded,
+    Entries,
     KVLayout,
     KVPages,
     KVPool,
     Norm,
     NotFinite,
     Packed,
+    Penalties,
     Quantised,
     Rope,
     Weight,
@@ -288,9 +290,36 @@ class ReferenceOps:
             out[index] = best
             logprob[index] = -np.log(np.exp(row - row[best]).sum())
 
+    def likeliest(self, logits: F32, rows: I32, ids: I32, values: F32) -> None:
+        for index, row in enumerate(logits[rows]):
+            ids[index] = np.argsort(-row, kind="stable")[: ids.shape[1]]
+            values[index] = row[ids[index]]
+
+    def add_bias(self, logits: F32, entries: Entries, bias: F32, before: F32) -> None:
+        for row, part in _each_row(entries):
+            ids = entries.ids[part]
+            before[part] = logits[row, ids]
+            logits[row, ids] += bias[part]
+
+    def penalise(self, logits: F32, entries: Entries, penalties: Penalties, before: F32) -> None:
+        for index, (row, part) in enumerate(_each_row(entries)):
+            ids, counts = entries.ids[part], penalties.counts[part]
+            logit = before[part] = logits[row, ids]
+            repetition = penalties.repetition[index]
+            scaled = np.where(logit > 0, logit / repetition, logit * repetition)
+            often = penalties.frequency[index] * counts.astype(np.float32)
+            there = np.where(counts > 0, penalties.presence[index], np.float32(0))
+            logits[row, ids] = scaled - often - there
+
     def draw(self, logits: F32, rows: I32, draws: Draws, out: I32) -> None:
         for index, row in enumerate(logits[rows].astype(self._dtype)):
             out[index] = _drawn(row, *(values[index] for values in draws))
+
+
+def _each_row(entries: Entries) -> Iterator[tuple[int, slice]]:
+    """Each row, and where its ids stand."""
+    for index, row in enumerate(entries.rows.tolist()):
+        yield row, slice(int(entries.start[index]), int(entries.start[index + 1]))
 
 
 def _drawn(logits: Floats, temperature: Any, top_k: Any, top_p: Any, min_p: Any, point: Any) -> int:

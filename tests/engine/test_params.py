@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from octavo.core.request import Sampling
+from octavo.core.request import Penalty, Sampling
 from octavo.engine.params import SamplingParams
 from octavo.errors import InvalidRequest
 
@@ -16,6 +16,10 @@ ALLOWED: dict[str, tuple[Any, ...]] = {
     "top_k": (-1, 0, 1, 10**9),
     "min_p": (0, 0.5, 1.0),
     "seed": (None, 0, -(2**63), 2**64 - 1),
+    "repetition_penalty": (0.01, 1, 1.3, 100.0),
+    "presence_penalty": (-2, 0, 2.0),
+    "frequency_penalty": (-2.0, 0, 2),
+    "logit_bias": ({}, {5: 100}, {"5": -100.0, "7": 0}, dict.fromkeys(range(1024), 1)),
     "max_tokens": (None, 1, 10**9),
     "min_tokens": (0, 5),
     "stop": ((), "x", ("x", "y"), ["x", "y"], None),
@@ -38,6 +42,29 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "top_k": (-2, 1.5, "1", None, True),
     "min_p": (-0.1, 1.1, NAN, None),
     "seed": (2**64, -(2**63) - 1, 0.5, "1", True),
+    "repetition_penalty": (0, 0.009, -1, 101, NAN, INFINITY, "1", None, True),
+    "presence_penalty": (-2.1, 2.1, NAN, "1", None),
+    "frequency_penalty": (-2.1, 2.1, NAN, "1", None),
+    "logit_bias": (
+        None,
+        [5],
+        "5",
+        {5: 101},
+        {5: -100.5},
+        {5: NAN},
+        {5: INFINITY},
+        {5: "1"},
+        {5: None},
+        {"a": 1},
+        {"-1": 1},
+        {"1.5": 1},
+        {"": 1},
+        {"9" * 5000: 1},
+        {"²": 1},
+        {1.5: 1},
+        {True: 1},
+        dict.fromkeys(range(1025), 1),
+    ),
     "max_tokens": (0, -1, 1.5, "1", True),
     "n": (0, -1, 129, 1.5, "2", None, True),
     "tenant": ("x" * 257, 5, None, ("a",)),
@@ -95,3 +122,13 @@ def test_what_the_sampler_gets() -> None:
         temperature=0.5, top_k=0, top_p=0.9, min_p=0.1, seed=2**64 - 1
     )
     assert SamplingParams().sampling(seed=7).seed == 7
+
+
+def test_penalties_and_biases_reach_the_sampling() -> None:
+    assert SamplingParams().sampling(seed=1).penalty is None
+    asked = SamplingParams(
+        repetition_penalty=2, presence_penalty=-1, frequency_penalty=0.5, logit_bias={"3": 4}
+    )
+    sampling = asked.sampling(seed=1)
+    assert sampling.penalty == Penalty(repetition=2.0, presence=-1.0, frequency=0.5)
+    assert sampling.logit_bias == ((3, 4.0),)

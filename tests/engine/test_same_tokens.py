@@ -24,7 +24,7 @@ from octavo.core.budget import Limits, Preemption
 from octavo.core.events import Finished, Token
 from octavo.core.invariants import check
 from octavo.core.prefix_cache import HashFunction, PrefixCache, sha256
-from octavo.core.request import Request, Sampling
+from octavo.core.request import Penalty, Request, Sampling
 from octavo.core.scheduler import Scheduler
 from octavo.core.swap import HostArena, SwapSetup
 from octavo.core.windows import blocks_for
@@ -65,6 +65,13 @@ def mixed_requests(seed: int, vocabulary: int, count: int) -> list[Request]:
                 Sampling(temperature=0.8, seed=number),
                 Sampling(temperature=1.2, seed=number, top_k=40, top_p=0.9),
                 Sampling(temperature=1.0, seed=number, min_p=0.05),
+                Sampling(penalty=Penalty(repetition=1.3, frequency=0.2)),
+                Sampling(
+                    temperature=1.0,
+                    seed=number,
+                    penalty=Penalty(presence=1.5),
+                    logit_bias=tuple((token, 2.0) for token in words(5)),
+                ),
             )
         )
         requests.append(
@@ -354,6 +361,21 @@ def test_in_a_pool_that_preempts(
     assert (status.swaps == status.preemptions) == (swapped == "all") or swapped == "auto"
     assert status.tokens_swapped_in <= status.tokens_swapped_out
     assert status.swap_blocks_used == status.blocks_fenced == 0
+
+
+@pytest.mark.parametrize("sent", [1, 7])
+def test_from_what_an_earlier_engine_has_sent(
+    served: Served, requests: list[Request], together: Answers, sent: int
+) -> None:
+    """Contract C11: prompt and emitted tokens go on as the answer would have."""
+    resumed = [
+        replace(request, emitted=tuple(token for token, _ in together[request.id][:sent]))
+        for request in requests
+        if len(together[request.id]) > sent
+    ]
+    assert any(request.sampling.looks_back for request in resumed)
+    rest = serve(served.engine(), resumed)
+    assert rest == {request.id: together[request.id][sent:] for request in resumed}
 
 
 @pytest.mark.parametrize("blocks", [800, 14])

@@ -14,7 +14,6 @@ from octavo.core.hits import Parent
 from octavo.core.holds import Holds
 from octavo.core.misses import first_miss
 from octavo.core.pace import Pace
-from octavo.core.plan import Bind
 from octavo.core.prediction import AnswerLengths
 from octavo.core.preemption import Preemptions
 from octavo.core.roster import Roster
@@ -225,7 +224,7 @@ class Admissions:
         sequence.admit(row=row, cached=cached, restored=restored, now=now)
         if draft.leaders is not None and self._manager.fills_prompt(sequence):
             draft.leaders.append(sequence)
-        draft.binds.append(Bind(row, sequence.request))
+        draft.binds.append(sequence.bind())
         draft.cover(sequence, admission)
         draft.moves_in += admission.moves
         self._count(sequence, admission, resumed)

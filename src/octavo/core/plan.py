@@ -28,10 +28,15 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class Bind:
-    """From this step on, `row` serves `request`; whatever it held before is void."""
+    """From this step on, `row` serves `request`; whatever it held before is void.
+
+    `answered` are the answer tokens that it has, if its sampling looks back at them: spans bring
+    only those whose KV is to be computed.
+    """
 
     row: int
     request: Request
+    answered: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

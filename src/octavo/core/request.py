@@ -4,12 +4,25 @@ from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Penalty:
+    """What makes tokens less likely that are there already.
+
+    `repetition` divides the logit of a token of prompt or answer, or multiplies one that is not
+    above 0; `frequency` is taken away for each time the answer has the token, `presence` once.
+    """
+
+    repetition: float = 1.0
+    presence: float = 0.0
+    frequency: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """How the next token is drawn from the logits of one position.
 
-    `temperature` 0, `top_k` 1 and `min_p` 1 all take the highest logit, the lowest id among
-    equals. `top_k` 0 is off. The draw is keyed by (`seed`, `branch`, position), never by who else
-    is in the batch.
+    `logit_bias` is added to the logits of single tokens; then comes the `penalty`. `temperature` 0,
+    `top_k` 1 and `min_p` 1 all take the highest logit, the lowest id among equals. `top_k` 0 is
+    off. The draw is keyed by (`seed`, `branch`, position), never by who else is in the batch.
     """
 
     temperature: float = 0.0
@@ -18,10 +31,17 @@ class Sampling:
     min_p: float = 0.0
     seed: int = 0
     branch: int = 0
+    penalty: Penalty | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0 or self.top_k == 1 or self.min_p >= 1.0
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether the draw depends on which tokens were answered."""
+        return self.penalty is not None
 
 
 def branch_name(request_id: str, number: int) -> str:

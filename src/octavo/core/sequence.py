@@ -13,7 +13,7 @@ from enum import Enum
 
 from octavo.core.block_table import BlockTable
 from octavo.core.events import Finished, FinishReason, Receipt, Token, new_token
-from octavo.core.plan import Span, new_span
+from octavo.core.plan import Bind, Span, new_span
 from octavo.core.prefix_cache import Context, Prefix
 from octavo.core.request import Request, branch_name
 
@@ -172,6 +172,12 @@ class Sequence:
     @property
     def answer_length(self) -> int:
         return len(self.tokens) - self.prompt_length
+
+    def bind(self) -> Bind:
+        """What tells a runner whom its row serves."""
+        looks_back = self.request.sampling.looks_back
+        answered = tuple(self.tokens[self.prompt_length :]) if looks_back else ()
+        return Bind(self.row, self.request, answered)
 
     def _demand(self) -> int:
         return min(min(self.length, self.last_position) - self.scheduled, self.longest_chunk)

@@ -161,6 +161,8 @@ class Door:
         own = frozenset(
             self._checked_id(token, "stop_token_ids") for token in params.stop_token_ids
         )
+        for token in params.logit_bias:
+            self._checked_id(token, "logit_bias")
         ends = own if params.ignore_eos else own | frozenset(self.tokenizer.eos_ids)
         request = Request(
             id=uuid.uuid4().hex,

@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from octavo.core.request import Sampling
+from octavo.core.request import Penalty, Sampling
 from octavo.errors import InvalidRequest
 from octavo.text.breakpoints import ttl_s_of
 
@@ -13,6 +13,9 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_ANSWERS = 128
+MAX_BIASED_IDS = 1024
+REPETITION = (0.01, 100.0)
+"""The least and the most that a repetition penalty may be; 1 is off."""
 MAX_TENANT_CHARACTERS = 256
 TARGET_S = (1e-3, 1e6)
 """The least and the most that a latency target may be, in seconds."""
@@ -33,6 +36,10 @@ class SamplingParams:
     token within `ttft_target_s` and the others within `tpot_target_s` each on average; None takes
     the targets of the engine.
 
+    `repetition_penalty` divides the logits above 0 of tokens that prompt or answer have, and
+    multiplies the others; 1 is off. `presence_penalty` and `frequency_penalty` are taken from those
+    that the answer has, once or each time. `logit_bias` is added to the logits of single token ids.
+
     With `cache` off the prompt is computed whole, and nothing of it is cached. Prompts of one
     `cache_salt` share their beginnings with each other only. `cache_control`, as
     `{"type": "ephemeral", "ttl": "5m"}` (or 1h), asks that the prompt stays cached for so long
@@ -46,6 +53,10 @@ class SamplingParams:
     top_k: int = 0
     min_p: float = 0.0
     seed: int | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     max_tokens: int | None = None
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
@@ -70,6 +81,10 @@ class SamplingParams:
         _in_range("temperature", self.temperature, 0.0, 100.0)
         _in_range("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _in_range("min_p", self.min_p, 0.0, 1.0)
+        _in_range("repetition_penalty", self.repetition_penalty, *REPETITION)
+        _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        self._check_bias()
         _integer("top_k", self.top_k, -1)
         _integer("min_tokens", self.min_tokens, 0)
         _integer("n", self.n, 1, MAX_ANSWERS)
@@ -97,6 +112,24 @@ class SamplingParams:
             )
         self._check_stops()
         self._check_cache()
+
+    def _check_bias(self) -> None:
+        """Of keys that are text, as JSON has them, ids are made."""
+        if not isinstance(self.logit_bias, Mapping):
+            raise InvalidRequest(
+                f"logit_bias must map token ids to numbers, not {self.logit_bias!r}",
+                param="logit_bias",
+            )
+        if len(self.logit_bias) > MAX_BIASED_IDS:
+            raise InvalidRequest(
+                f"logit_bias holds {len(self.logit_bias)} ids, at most {MAX_BIASED_IDS} are"
+                " allowed",
+                param="logit_bias",
+            )
+        by_id = {_token_id("logit_bias", key): bias for key, bias in self.logit_bias.items()}
+        for bias in by_id.values():
+            _in_range("logit_bias", bias, -100.0, 100.0)
+        object.__setattr__(self, "logit_bias", by_id)
 
     def _check_cache(self) -> None:
         if self.cache not in ("on", "off"):
@@ -134,12 +167,19 @@ class SamplingParams:
     def sampling(self, *, seed: int) -> Sampling:
         """What the core and the sampler need; `seed` stands in when none was asked for."""
         chosen = seed if self.seed is None else self.seed
+        penalty = Penalty(
+            repetition=float(self.repetition_penalty),
+            presence=float(self.presence_penalty),
+            frequency=float(self.frequency_penalty),
+        )
         return Sampling(
             temperature=self.temperature,
             top_k=max(self.top_k, 0),
             top_p=self.top_p,
             min_p=self.min_p,
             seed=chosen % 2**64,
+            penalty=None if penalty == Penalty() else penalty,
+            logit_bias=tuple((token, float(bias)) for token, bias in self.logit_bias.items()),
         )
 
 
@@ -150,6 +190,15 @@ def _listed(name: str, value: object, *, text: bool = True) -> tuple[Any, ...]:
     if value is not None and not isinstance(value, list | tuple):
         raise InvalidRequest(f"{name} must be a list, not {value!r}", param=name)
     return tuple(value or ())
+
+
+def _token_id(name: str, key: object) -> int:
+    """A token id that may have come as the key of a JSON object."""
+    if isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < 11:
+        return int(key)
+    if isinstance(key, int) and not isinstance(key, bool):
+        return key
+    raise InvalidRequest(f"{name} holds {key!r}; token ids are integers", param=name)
 
 
 def _in_range(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:

@@ -162,6 +162,8 @@ class _Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     decisions: tuple[tuple[str, Any], ...] = ()
     moves: tuple[tuple[Literal["out", "in"], int, int], ...] = ()
     returned: tuple[tuple[int, int, int], ...] = ()
+    answered: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """Of binds that say it: the row, and what its branch has answered."""
 
 
 class _Submit(msgspec.Struct, frozen=True, tag="submit", tag_field="call"):
@@ -249,6 +251,7 @@ def _plan(plan: StepPlan) -> _Plan:
         decisions=_named(plan.decisions),
         moves=tuple((move.kind, move.block, move.slot) for move in plan.moves),
         returned=tuple((one.row, one.group, one.first) for one in plan.returned),
+        answered=tuple((b.row, b.answered) for b in plan.binds if b.answered),
     )
 
 
@@ -368,9 +371,13 @@ class _Reader:
         if unknown:
             name, branch = unknown[0]
             raise self._damaged(number, f"branch {branch} of request {name} is not live")
+        answered = dict(plan.answered)
         return StepPlan(
             id=plan.id,
-            binds=tuple(Bind(row, self._live[name, branch]) for row, name, branch in plan.binds),
+            binds=tuple(
+                Bind(row, self._live[name, branch], answered.get(row, ()))
+                for row, name, branch in plan.binds
+            ),
             writes=tuple(TableWrite(*write) for write in plan.writes),
             copies=tuple(BlockCopy(*copy) for copy in plan.copies),
             spans=tuple(Span(*span) for span in plan.spans),

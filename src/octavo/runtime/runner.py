@@ -5,10 +5,11 @@ from typing import Protocol
 
 import numpy as np
 
-from octavo.core.plan import BlockCopy, RowFailed, Sampled, Span, StepPlan, StepResult
+from octavo.core.plan import Bind, BlockCopy, RowFailed, Sampled, Span, StepPlan, StepResult
 from octavo.core.request import Request
 from octavo.ops.api import F32, Batch, KVPool, Ops
 from octavo.runtime.batch import RowTables, make_batch
+from octavo.runtime.edits import Edits
 from octavo.runtime.movers import Mover
 from octavo.runtime.sampler import Draw, Sampler
 from octavo.runtime.storage import KVStorage
@@ -45,13 +46,15 @@ class ModelRunner:
         )
         self._requests: dict[int, Request] = {}
         self._last: dict[int, int] = {}
+        self._edits: dict[int, Edits] = {}
+        """Of the rows whose requests ask for any."""
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Carry out one plan: moves out, binds, table writes, copies, moves in, then all spans in
         one forward pass."""
         moved = 0 if self._mover is None else self._mover.move_out(plan.moves)
         for bind in plan.binds:
-            self._requests[bind.row] = bind.request
+            self._bind(bind)
         self._tables.apply(plan.writes)
         self._copy(plan.copies)
         moved += 0 if self._mover is None else self._mover.move_in(plan.moves)
@@ -61,6 +64,14 @@ class ModelRunner:
         batch = make_batch(plan.spans, tokens, self._tables, self._block_size)
         logits = self._network.forward(batch, self._storage.pool)
         return StepResult(plan.id, self._sample(logits, plan.spans), moved)
+
+    def _bind(self, bind: Bind) -> None:
+        self._requests[bind.row] = bind.request
+        edits = Edits.of(bind)
+        if edits is None:
+            self._edits.pop(bind.row, None)
+        else:
+            self._edits[bind.row] = edits
 
     def _copy(self, copies: Sequence[BlockCopy]) -> None:
         if copies:
@@ -74,10 +85,14 @@ class ModelRunner:
 
     def _sample(self, logits: F32, spans: Sequence[Span]) -> tuple[Sampled | RowFailed, ...]:
         draws = [
-            Draw(span.row, span.stop, self._requests[span.row]) for span in spans if span.samples
+            Draw(span.row, span.stop, self._requests[span.row], self._edits.get(span.row))
+            for span in spans
+            if span.samples
         ]
         outcomes = self._sampler.sample(logits, draws)
         for outcome in outcomes:
             if isinstance(outcome, Sampled):
                 self._last[outcome.row] = outcome.token
+                if (edits := self._edits.get(outcome.row)) is not None:
+                    edits.append(outcome.token)
         return outcomes

@@ -1,8 +1,8 @@
 """The sampler: from logits to one token a row, whoever else is in the batch.
 
-Order  end ids masked below `min_tokens` → temperature → top_k → top_p → min_p → draw, by the rule
-       of `Ops.draw`. The point of each draw comes from a counter-based generator, so that it
-       depends on the seed, the branch and the position alone.
+Order  the edits of the request → end ids masked below `min_tokens` → temperature → top_k → top_p →
+       min_p → draw, by the rule of `Ops.draw`. The point of each draw comes from a counter-based
+       generator, so that it depends on the seed, the branch and the position alone.
 """
 
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from octavo.core.plan import RowFailed, Sampled
 from octavo.core.request import Request, Sampling
 from octavo.ops.api import F32, F64, Draws, Ops
+from octavo.runtime.edits import Edits, write
 
 _PHILOX_ROUNDS = 10
 _PHILOX_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
@@ -32,6 +33,7 @@ class Draw:
     row: int
     position: int
     request: Request
+    edits: Edits | None = None
 
     @property
     def masks(self) -> bool:
@@ -84,10 +86,15 @@ class Sampler:
         others = [index for index, draw in enumerate(draws) if best[index] >= 0 and _draws(draw)]
         if others:
             highest = [float(logits[index, best[index]]) for index in others]
+            edits = {index: one for index in others if (one := draws[index].edits) is not None}
+            for index, one in edits.items():
+                one.check(draws[index].position)
+            originals = write(self._ops, logits, edits)
             tokens = self._draw(logits, others, [draws[index] for index in others])
-            for index, high, token in zip(others, highest, tokens, strict=True):
-                below = float(logits[index, token]) - high
-                outcomes[index] = _outcome(draws[index], int(token), below + float(logprob[index]))
+            for index, high, token in zip(others, highest, tokens.tolist(), strict=True):
+                logit = originals.get(index, token) if index in edits else None
+                below = (float(logits[index, token]) if logit is None else logit) - high
+                outcomes[index] = _outcome(draws[index], token, below + float(logprob[index]))
         return tuple(outcomes)
 
     def _draw(
@@ -119,7 +126,7 @@ class Sampler:
 
 def _draws(draw: Draw) -> bool:
     """Whether its token may be another than the likeliest."""
-    return draw.masks or not draw.request.sampling.greedy
+    return draw.edits is not None or draw.masks or not draw.request.sampling.greedy
 
 
 def _likeliest(draw: Draw, best: np.int32, logprob: np.float32) -> Sampled | RowFailed:

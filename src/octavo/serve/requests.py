@@ -25,15 +25,11 @@ NEUTRAL_EVERYWHERE: Neutral = {
     "allowed_token_ids": (),
     "bad_words": ([],),
     "echo": (False,),
-    "frequency_penalty": (0,),
     "kv_transfer_params": (),
     "length_penalty": (1,),
-    "logit_bias": ({},),
     "logits_processors": (),
     "metadata": ({},),
-    "presence_penalty": (0,),
     "prompt_logprobs": (),
-    "repetition_penalty": (1,),
     "request_id": (),
     "response_format": ({"type": "text"},),
     "return_token_ids": (False,),
@@ -74,6 +70,10 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     top_k: int | UnsetType = UNSET
     min_p: float | UnsetType = UNSET
     seed: int | UnsetType = UNSET
+    repetition_penalty: float | UnsetType = UNSET
+    presence_penalty: float | UnsetType = UNSET
+    frequency_penalty: float | UnsetType = UNSET
+    logit_bias: dict[str, float] | UnsetType = UNSET
     max_tokens: int | UnsetType = UNSET
     min_tokens: int | UnsetType = UNSET
     stop: str | tuple[str, ...] | UnsetType = UNSET

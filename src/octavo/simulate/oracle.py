@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from octavo.core.plan import RowFailed, Sampled, Span, StepPlan, StepResult
+from octavo.core.plan import Bind, RowFailed, Sampled, Span, StepPlan, StepResult
 from octavo.core.request import Request, Sampling
 from octavo.core.windows import Windows
 
@@ -62,6 +62,8 @@ class _Row:
     digests: list[bytes] = field(default_factory=list)
     """What the first positions must hold, as far as they were asked for."""
     last: int = -1
+    length: int = 0
+    """Tokens that its sampling looks back at."""
 
 
 class WrongContent(AssertionError):
@@ -97,7 +99,7 @@ class OracleRunner:
             for index in [index for index in table if index < gone.first]:
                 del table[index]
         for bind in plan.binds:
-            self._rows[bind.row] = _Row(bind.request)
+            self._rows[bind.row] = self._bound(bind)
         for write in plan.writes:
             table = self._rows[write.row].tables[write.group]
             table.update({write.index + i: block for i, block in enumerate(write.blocks)})
@@ -113,6 +115,17 @@ class OracleRunner:
         told = tuple(outcome for outcome in outcomes if outcome is not None)
         return StepResult(plan.id, told, len(plan.moves))
 
+    def _bound(self, bind: Bind) -> _Row:
+        request, length = bind.request, len(bind.request.prompt) + len(bind.answered)
+        row = _Row(request, length=length)
+        self._know(row, length)
+        told = ROOT
+        for token in (*request.prompt, *bind.answered):
+            told = digest(told, token)
+        if row.digests[-1] != told:
+            raise WrongContent(f"{request.id}: it never answered {bind.answered}")
+        return row
+
     def _compute(self, span: Span) -> Sampled | RowFailed | None:
         row = self._rows[span.row]
         tokens = span.tokens
@@ -127,6 +140,9 @@ class OracleRunner:
                 block = row.tables[group][position // self._size]
                 self._cells[block][position % self._size] = (row.request.salt, group, last)
         if span.samples:
+            if row.request.sampling.looks_back and row.length != span.stop:
+                raise WrongContent(f"{row.request.id}: {row.length} tokens to look back at")
+            row.length += 1
             row.last = draw(last, self.vocabulary, row.request.sampling)
         if span.stop > self.failing.get(row.request.id, span.stop):
             return RowFailed(span.row, "the oracle was told to fail this row")

@@ -1,0 +1,171 @@
+"""What the sampling of a branch writes to its row of logits before a token is drawn.
+
+Order  `logit_bias` is added, then the penalty of the tokens that are there already. Only the logits
+       of these tokens are touched, and what they were is kept: log-probabilities are those of the
+       model.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+
+from octavo.core.plan import Bind
+from octavo.core.request import Penalty
+from octavo.ops.api import F32, I32, Entries, Ops, Penalties
+
+_ROOM = 64
+"""Slots of a history at first; it doubles when they are taken."""
+
+
+class History:
+    """The tokens that a penalty looks at, each once, and how often the answer has it.
+
+    Keeps    `length` = tokens of the prompt and of the answer, so that a draw can check it.
+    Cost     O(prompt) to begin, O(1) a token.
+    """
+
+    __slots__ = ("_counts", "_ids", "_slots", "length", "penalty")
+
+    def __init__(self, penalty: Penalty, prompt: Sequence[int], answered: Iterable[int]) -> None:
+        self.penalty = penalty
+        self.length = len(prompt)
+        seen = dict.fromkeys(prompt) if penalty.repetition != 1.0 else {}
+        self._slots = {token: slot for slot, token in enumerate(seen)}
+        self._ids = np.zeros(len(seen) + _ROOM, np.int32)
+        self._ids[: len(seen)] = list(seen)
+        self._counts = np.zeros(len(self._ids), np.int32)
+        for token in answered:
+            self.append(token)
+
+    @property
+    def ids(self) -> I32:
+        return self._ids[: len(self._slots)]
+
+    @property
+    def counts(self) -> I32:
+        """How often the answer has each of `ids`."""
+        return self._counts[: len(self._slots)]
+
+    def append(self, token: int) -> None:
+        """Take in the next token of the answer."""
+        self.length += 1
+        slot = self._slots.setdefault(token, len(self._slots))
+        if slot == len(self._ids):
+            self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
+            self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+        self._ids[slot] = token
+        self._counts[slot] += 1
+
+    def slot(self, token: int) -> int | None:
+        """Where `token` stands in `ids`."""
+        return self._slots.get(token)
+
+
+class Bias:
+    """What is added to the logits of single tokens."""
+
+    __slots__ = ("_slots", "ids", "values")
+
+    def __init__(self, pairs: Sequence[tuple[int, float]]) -> None:
+        self.ids = np.array([token for token, _ in pairs], np.int32)
+        self.values = np.array([value for _, value in pairs], np.float32)
+        self._slots = {token: slot for slot, (token, _) in enumerate(pairs)}
+
+    def slot(self, token: int) -> int | None:
+        """Where `token` stands in `ids`."""
+        return self._slots.get(token)
+
+
+Marked = History | Bias
+
+
+@dataclass(frozen=True, slots=True)
+class Edits:
+    """What one branch asks to be written to its logits."""
+
+    bias: Bias | None
+    history: History | None
+
+    @classmethod
+    def of(cls, bind: Bind) -> "Edits | None":
+        """None where a request asks for none: then nothing is written, and nothing is kept."""
+        sampling = bind.request.sampling
+        if sampling.penalty is None and not sampling.logit_bias:
+            return None
+        history = (
+            None
+            if sampling.penalty is None
+            else History(sampling.penalty, bind.request.prompt, bind.answered)
+        )
+        return cls(Bias(sampling.logit_bias) if sampling.logit_bias else None, history)
+
+    def append(self, token: int) -> None:
+        """Take in the next token of the answer."""
+        if self.history is not None:
+            self.history.append(token)
+
+    def check(self, position: int) -> None:
+        """What is kept must be of all tokens before the position that is drawn."""
+        length = position if self.history is None else self.history.length
+        assert length == position, f"a history of {length} tokens at position {position}"
+
+
+class Originals:
+    """The logits that were written to, as they were."""
+
+    __slots__ = ("_written",)
+
+    def __init__(self) -> None:
+        self._written: list[tuple[dict[int, tuple[int, Marked]], F32]] = []
+
+    def keep(self, marked: Mapping[int, Marked], entries: Entries, before: F32) -> None:
+        """One writing: the tokens of each row, and what was there before."""
+        places = zip(entries.start.tolist(), marked.values(), strict=False)
+        self._written.append((dict(zip(marked, places, strict=False)), before))
+
+    def get(self, row: int, token: int) -> float | None:
+        """What the logit of `token` was in `row` at first; None if it is that still."""
+        for places, before in self._written:
+            if row in places:
+                start, marked = places[row]
+                slot = marked.slot(token)
+                if slot is not None:
+                    return float(before[start + slot])
+        return None
+
+
+def write(ops: Ops, logits: F32, edits: Mapping[int, Edits]) -> Originals:
+    """Write to each row of `logits` what its edits ask for; returns what was there."""
+    originals = Originals()
+    biases = {row: one.bias for row, one in edits.items() if one.bias is not None}
+    if biases:
+        entries, before = _entries(biases)
+        values = np.concatenate([bias.values for bias in biases.values()])
+        ops.add_bias(logits, entries, values, before)
+        originals.keep(biases, entries, before)
+    histories = {row: one.history for row, one in edits.items() if one.history is not None}
+    if histories:
+        entries, before = _entries(histories)
+        ops.penalise(logits, entries, _penalties(tuple(histories.values())), before)
+        originals.keep(histories, entries, before)
+    return originals
+
+
+def _entries(marked: Mapping[int, Marked]) -> tuple[Entries, F32]:
+    """The tokens of each row, and room for what their logits were."""
+    ids = [one.ids for one in marked.values()]
+    start = np.array(list(accumulate(map(len, ids), initial=0)), np.int32)
+    entries = Entries(np.array(list(marked), np.int32), start, np.concatenate(ids))
+    return entries, np.empty(len(entries.ids), np.float32)
+
+
+def _penalties(histories: Sequence[History]) -> Penalties:
+    asked = [one.penalty for one in histories]
+    return Penalties(
+        counts=np.concatenate([one.counts for one in histories]),
+        repetition=np.array([one.repetition for one in asked], np.float32),
+        presence=np.array([one.presence for one in asked], np.float32),
+        frequency=np.array([one.frequency for one in asked], np.float32),
+    )

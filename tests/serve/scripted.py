@@ -16,6 +16,8 @@ from octavo.core.request import Request
 from octavo.engine.door import Door, Ticket
 from octavo.engine.engine import EngineStatus
 from octavo.engine.limits import changed
+from octavo.observe.buckets import STEP_TOKENS, TOKEN_S
+from octavo.observe.histogram import nothing
 from octavo.serve.app import create_app
 from octavo.serve.protocol import BoundedProtocol
 from octavo.serve.service import ServeSettings
@@ -39,6 +41,7 @@ IDLE = EngineStatus(
     blocks_held=0,
     blocks_pinned=0,
     blocks_fenced=0,
+    table_entries=12,
     swap_blocks_total=12,
     swap_blocks_used=3,
     steps=7,
@@ -47,6 +50,9 @@ IDLE = EngineStatus(
     tokens_recomputed=5,
     tokens_swapped_out=40,
     tokens_swapped_in=20,
+    prompt_tokens=380,
+    prompt_tokens_cached=250,
+    admissions=5,
     preemptions=1,
     swaps=1,
     evictions=2,
@@ -57,6 +63,10 @@ IDLE = EngineStatus(
     failed_steps=0,
     last_step_s=0.02,
     stepped_at_s=0.0,
+    started_s=0.0,
+    step_s=nothing(TOKEN_S),
+    step_tokens=nothing(STEP_TOKENS),
+    token_gaps_s=nothing(TOKEN_S),
 )
 
 

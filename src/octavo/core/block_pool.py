@@ -41,6 +41,7 @@ class BlockPool:
         self._holds = [0] * blocks
         """How many of the owners of a block are holds."""
         self._yielding = 0
+        self._entries = 0
         self._epochs = [0] * blocks
         self._free = list(range(blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
@@ -73,6 +74,12 @@ class BlockPool:
         """How many owned blocks have no owners but holds: they are available once those go, and
         transfers are over."""
         return self._yielding
+
+    @property
+    def entries(self) -> int:
+        """How many owners there are over all blocks, but for holds and transfers: the entries of
+        all tables of sequences that run. A shared block counts once for each."""
+        return self._entries
 
     def yields(self, block: int) -> bool:
         """Whether `block` is owned, and by holds alone but for transfers."""
@@ -115,6 +122,7 @@ class BlockPool:
         for block in blocks:
             self._references[block] = 1
             self._epochs[block] += 1
+        self._entries += count
         return Taken(tuple(blocks), tuple(evicted))
 
     def share(self, block: int) -> None:
@@ -124,6 +132,7 @@ class BlockPool:
         self._yielding -= self.yields(block)
         self._fenced.discard(block)
         self._references[block] += 1
+        self._entries += 1
 
     def release(self, block: int, *, keep: bool, soon: bool = False) -> None:
         """Remove one owner; the last one leaves the block cached (`keep`) or free, and fenced while
@@ -135,6 +144,7 @@ class BlockPool:
             f"block {block} has no owner to release it"
         )
         self._references[block] -= 1
+        self._entries -= 1
         if self._references[block] == 0:
             self._rest(block, keep, soon)
             return
@@ -169,12 +179,14 @@ class BlockPool:
     def hold(self, block: int) -> None:
         """From now on one more of its owners is a hold."""
         self._holds[block] += 1
+        self._entries -= 1
         self._yielding += self.yields(block)
 
     def unhold(self, block: int) -> None:
         """That owner is about to release the block."""
         self._yielding -= self.yields(block)
         self._holds[block] -= 1
+        self._entries += 1
 
     def drop(self, blocks: Sequence[int]) -> None:
         """Turn cached blocks into free ones: their content is not wanted any more."""

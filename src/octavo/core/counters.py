@@ -13,6 +13,10 @@ class Counters:
     tokens_recomputed: int = 0
     tokens_moved_out: int = 0
     tokens_moved_in: int = 0
+    prompt_tokens: int = 0
+    """Of requests whose first token was sampled, once each."""
+    prompt_tokens_cached: int = 0
+    """How many of those were found in the prefix cache."""
     preemptions: int = 0
     preemptions_moved: int = 0
     """Those whose KV was kept."""

@@ -61,6 +61,10 @@ def _check_blocks(scheduler: Scheduler) -> None:
         assert pool.references(block) == owners, (
             f"block {block} has {pool.references(block)} references, {owners} owners"
         )
+    entries = sum(
+        len(table.blocks) - table.first for one in scheduler.running for table in one.tables
+    )
+    assert pool.entries == entries, f"{pool.entries} table entries are counted, {entries} there"
 
 
 def _check_holds(scheduler: Scheduler) -> None:

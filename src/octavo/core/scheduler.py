@@ -336,6 +336,9 @@ class Scheduler:
         self.counters.tokens_sampled += 1
         self.roster.service.answer(sequence.request.tenant)
         token = sequence.append(outcome.token, outcome.logprob, now)
+        if token.number == 0 and not sequence.number:
+            self.counters.prompt_tokens += sequence.prompt_length
+            self.counters.prompt_tokens_cached += sequence.cached_tokens
         ending = sequence.ending()
         if ending is not None:
             return (token, self._end(sequence, *ending, now))

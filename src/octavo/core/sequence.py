@@ -44,11 +44,11 @@ class Sequence:
 
     __slots__ = (
         "_admitted_s",
-        "_cached_tokens",
         "_reached",
         "_recomputed_tokens",
         "arrived_s",
         "branch",
+        "cached_tokens",
         "common",
         "computed",
         "context",
@@ -131,7 +131,8 @@ class Sequence:
         self.last_served = -1
         self._reached = 0
         """How many positions it had computed before it was preempted, at most."""
-        self._cached_tokens = 0
+        self.cached_tokens = 0
+        """Of its prompt, what its first admission found in the prefix cache."""
         self._recomputed_tokens = 0
         self.preemptions = 0
         self.swaps = 0
@@ -204,7 +205,7 @@ class Sequence:
         self.demand = self._demand()
         if self._admitted_s is None:
             self._admitted_s = now
-            self._cached_tokens = 0 if self.number else min(cached, len(self.request.prompt))
+            self.cached_tokens = 0 if self.number else min(cached, len(self.request.prompt))
 
     def preempt(self, *, kept: bool = False) -> None:
         """Lose row and blocks; keep tokens. Results in flight belong to the epoch before; if KV is
@@ -281,7 +282,7 @@ class Sequence:
         return Receipt(
             prompt_tokens=0 if self.number else len(self.request.prompt),
             completion_tokens=self.answer_length,
-            cached_tokens=self._cached_tokens,
+            cached_tokens=self.cached_tokens,
             recomputed_tokens=self._recomputed_tokens,
             preemptions=self.preemptions,
             arrival_s=self.submitted_s,

@@ -14,6 +14,8 @@ from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler
 from octavo.engine.limits import changed, named, refusal
 from octavo.errors import ConfigError
+from octavo.observe.histogram import Counted
+from octavo.observe.meter import Meter
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +49,8 @@ class EngineStatus:
     blocks_pinned: int
     blocks_fenced: int
     """Given up, and on their way to the swap space."""
+    table_entries: int
+    """Blocks in the tables of all that run; one that several share counts once for each."""
     swap_blocks_total: int
     swap_blocks_used: int
     steps: int
@@ -55,6 +59,12 @@ class EngineStatus:
     tokens_recomputed: int
     tokens_swapped_out: int
     tokens_swapped_in: int
+    prompt_tokens: int
+    """Of requests whose first token was sampled."""
+    prompt_tokens_cached: int
+    """How many of those were found in the prefix cache."""
+    admissions: int
+    """Answers that ran for the first time."""
     preemptions: int
     swaps: int
     """How many of the preemptions kept their KV in the swap space."""
@@ -68,6 +78,13 @@ class EngineStatus:
     """How long the last step took."""
     stepped_at_s: float
     """When it ended, on the engine's clock."""
+    started_s: float
+    """When this engine was made, on its clock: totals count from then."""
+    step_s: Counted
+    step_tokens: Counted
+    token_gaps_s: Counted
+    """Steps by duration and by positions computed, tokens by the time since the one before; the
+    bounds stand in `observe.meter`."""
 
 
 class Engine:
@@ -84,10 +101,11 @@ class Engine:
         self.scheduler = scheduler
         self._runner = runner
         self._clock = clock
-        self._observers = tuple(observers)
+        self._meter = Meter()
+        self._observers = (self._meter, *observers)
         self._failed_steps = 0
         self._last_step_s = 0.0
-        self._stepped_at_s = clock()
+        self._started_s = self._stepped_at_s = clock()
 
     @property
     def idle(self) -> bool:
@@ -204,6 +222,7 @@ class Engine:
             blocks_held=pool.yielding,
             blocks_pinned=scheduler.holds.pinned_blocks,
             blocks_fenced=pool.fenced,
+            table_entries=pool.entries,
             swap_blocks_total=0 if arena is None else arena.total,
             swap_blocks_used=0 if arena is None else arena.used,
             steps=counters.steps,
@@ -212,6 +231,9 @@ class Engine:
             tokens_recomputed=counters.tokens_recomputed,
             tokens_swapped_out=counters.tokens_moved_out,
             tokens_swapped_in=counters.tokens_moved_in,
+            prompt_tokens=counters.prompt_tokens,
+            prompt_tokens_cached=counters.prompt_tokens_cached,
+            admissions=scheduler.roster.tickets,
             preemptions=counters.preemptions,
             swaps=counters.preemptions_moved,
             evictions=counters.evictions,
@@ -222,4 +244,8 @@ class Engine:
             failed_steps=self._failed_steps,
             last_step_s=self._last_step_s,
             stepped_at_s=self._stepped_at_s,
+            started_s=self._started_s,
+            step_s=self._meter.step_s,
+            step_tokens=self._meter.step_tokens,
+            token_gaps_s=self._meter.token_gaps_s,
         )

@@ -1,240 +1,312 @@
-"""Prometheus metrics of a server, under `octavo_…`.
+"""Prometheus metrics of a server, under `octavo_…` and once more under vLLM's names.
 
-Nothing here raises into what it measures: a value that cannot be counted (negative, not a number)
-is dropped and counted in `octavo_metrics_errors_total`.
+    answers   what became of requests, counted when each ends
+    status    what the engine says of itself, read when somebody asks
+    meter     beside the engine: distributions of steps and tokens; they come with the status
+
+Gauges are read from the state as it is when somebody asks; counters move when an answer ends or a
+step is committed, and never fall. Nothing here raises into what it measures: a value that cannot be
+counted (negative, not a number) is dropped and counted in `octavo_metrics_errors_total`.
 """
 
 import logging
-import math
-from collections.abc import Iterator
-from typing import Protocol
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import get_args
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
 from prometheus_client.registry import Collector
 
-from octavo.core.events import Receipt
+from octavo.core.budget import Limits
+from octavo.core.events import FinishReason, Receipt
+from octavo.core.request import Request
+from octavo.observe import vllm
+from octavo.observe.answers import Answers, distributions
+from octavo.observe.histogram import Counted, cumulative
+from octavo.observe.slo import VERDICTS
+from octavo.observe.status import BLOCKS, DISTRIBUTIONS, GAUGES, TOTALS, Kept, Status, ratio
+from octavo.observe.tenants import Spans
 
 logger = logging.getLogger(__name__)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-_LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-_PER_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What stays as it is while the server runs. `cache` describes the pool, for people."""
 
-class Status(Protocol):
-    """What is read from the engine's status; totals count from its start."""
-
-    @property
-    def running(self) -> int: ...
-    @property
-    def waiting(self) -> int: ...
-    @property
-    def blocks_total(self) -> int: ...
-    @property
-    def blocks_free(self) -> int: ...
-    @property
-    def blocks_cached(self) -> int: ...
-    @property
-    def blocks_owned(self) -> int: ...
-    @property
-    def blocks_held(self) -> int: ...
-    @property
-    def blocks_pinned(self) -> int: ...
-    @property
-    def blocks_fenced(self) -> int: ...
-    @property
-    def swap_blocks_total(self) -> int: ...
-    @property
-    def swap_blocks_used(self) -> int: ...
-    @property
-    def steps(self) -> int: ...
-    @property
-    def tokens_computed(self) -> int: ...
-    @property
-    def tokens_recomputed(self) -> int: ...
-    @property
-    def tokens_swapped_out(self) -> int: ...
-    @property
-    def tokens_swapped_in(self) -> int: ...
-    @property
-    def preemptions(self) -> int: ...
-    @property
-    def swaps(self) -> int: ...
-    @property
-    def evictions(self) -> int: ...
-    @property
-    def prefix_tokens_queried(self) -> int: ...
-    @property
-    def prefix_tokens_hit(self) -> int: ...
-    @property
-    def failed_steps(self) -> int: ...
-    @property
-    def last_step_s(self) -> float: ...
+    model_name: str = "default"
+    version: str = ""
+    max_model_len: int = 4096
+    cache: Mapping[str, str] = field(default_factory=dict)
 
 
 class Metrics:
-    """Counts what became of requests, and shows the engine's status beside it."""
+    """Counts what became of requests, and shows the engine's status beside it. Not thread-safe.
 
-    def __init__(self) -> None:
+    Cost     20 µs an answer that ends; nothing a token; some milliseconds to render.
+    """
+
+    def __init__(self, facts: Facts | None = None) -> None:
+        self.answers = Answers((facts or Facts()).max_model_len)
+        self.kept = Kept()
+        self._refused: Counter[str] = Counter()
+        self._failures = 0
         self._registry = CollectorRegistry()
-        self._requests = self._counter("requests", "Requests by how they ended", "finish_reason")
-        self._refused = self._counter("requests_refused", "Requests not accepted", "code")
-        self._prompt = self._counter("prompt_tokens", "Prompt tokens of finished requests")
-        self._completion = self._counter("completion_tokens", "Tokens of finished answers")
-        self._errors = self._counter("metrics_errors", "Values that could not be counted")
-        self._queue = self._histogram("request_queue_seconds", "Arrival to admission")
-        self._ttft = self._histogram("time_to_first_token_seconds", "Arrival to first token")
-        self._tpot = self._histogram(
-            "time_per_output_token_seconds", "Mean time of a token after the first", _PER_TOKEN_S
-        )
-        self._e2e = self._histogram("request_seconds", "Arrival to last token")
-        self._status = _StatusCollector()
-        self._registry.register(self._status)
+        self._registry.register(_Families(self, facts or Facts()))
+        ProcessCollector(registry=self._registry)
 
-    def finished(self, reason: str, receipt: Receipt) -> None:
-        """One request has ended with an answer."""
-        self.ended(reason)
-        self._add(self._prompt, receipt.prompt_tokens)
-        self._add(self._completion, receipt.completion_tokens)
-        self._observe(self._e2e, receipt.finished_s - receipt.arrival_s)
-        if receipt.admitted_s is not None:
-            self._observe(self._queue, receipt.admitted_s - receipt.arrival_s)
-        if receipt.first_token_s is not None:
-            self._observe(self._ttft, receipt.first_token_s - receipt.arrival_s)
-            if receipt.completion_tokens > 1:
-                decoding_s = receipt.finished_s - receipt.first_token_s
-                self._observe(self._tpot, decoding_s / (receipt.completion_tokens - 1))
+    def finished(self, reason: str, request: Request, receipt: Receipt, limits: Limits) -> None:
+        """One answer has ended as it should."""
+        self._safely(lambda: self.answers.finished(reason, request, receipt, limits))
 
-    def ended(self, reason: str) -> None:
-        """One accepted request has ended, with or without an answer."""
-        self._requests.labels(reason).inc()
+    def lost(self, reason: str, request: Request, answers: int, limits: Limits) -> None:
+        """So many answers of an accepted request have ended without one."""
+        self._safely(lambda: self.answers.lost(reason, request, answers, limits))
 
     def refused(self, code: str) -> None:
         """One request was turned away, for the reason `code`."""
-        self._refused.labels(code).inc()
+        self._refused[code] += 1
+
+    def take(self, status: Status) -> None:
+        """Keep what the engine says of itself; all that is shown is what was kept last."""
+        self._safely(lambda: self.kept.take(status))
 
     def render(self, status: Status) -> bytes:
         """All metrics in Prometheus' text format."""
-        self._status.refresh(status, self._errors)
+        self.take(status)
         return generate_latest(self._registry)
 
-    def _counter(self, name: str, help: str, *labels: str) -> Counter:
-        return Counter(f"octavo_{name}", help, labels, registry=self._registry)
+    @property
+    def refusals(self) -> Mapping[str, int]:
+        return self._refused
 
-    def _histogram(
-        self, name: str, help: str, buckets: tuple[float, ...] = _LATENCY_S
-    ) -> Histogram:
-        return Histogram(f"octavo_{name}", help, buckets=buckets, registry=self._registry)
+    @property
+    def errors(self) -> int:
+        return self._failures + self.answers.dropped + self.kept.dropped
 
-    def _add(self, counter: Counter, value: float) -> None:
-        if _countable(value):
-            counter.inc(value)
-        else:
-            self._drop(counter, value)
-
-    def _observe(self, histogram: Histogram, value: float) -> None:
-        if _countable(value):
-            histogram.observe(value)
-        else:
-            self._drop(histogram, value)
-
-    def _drop(self, metric: Counter | Histogram, value: float) -> None:
-        self._errors.inc()
-        logger.debug("%s cannot take %r", metric, value)
+    def _safely(self, count: Callable[[], None]) -> None:
+        try:
+            count()
+        except Exception:
+            self._failures += 1
+            logger.debug("something could not be counted", exc_info=True)
 
 
-def _countable(value: float) -> bool:
-    return math.isfinite(value) and value >= 0
+class _Families(Collector):
+    """All metrics as they stand when they are asked for."""
 
-
-class _StatusCollector(Collector):
-    """The last engine status that was countable, as gauges and counters."""
-
-    def __init__(self) -> None:
-        self._gauges: dict[str, float] = {}
-        self._blocks: dict[str, float] = {}
-        self._totals: dict[str, float] = {}
-
-    def refresh(self, status: Status, errors: Counter) -> None:
-        """Take over `status`; a value that is not countable leaves the one before in place."""
-        for known, fresh in (
-            (
-                self._gauges,
-                {
-                    "requests_running": status.running,
-                    "requests_waiting": status.waiting,
-                    "kv_blocks_total": status.blocks_total,
-                    "kv_blocks_pinned": status.blocks_pinned,
-                    "swap_blocks_total": status.swap_blocks_total,
-                    "swap_blocks_used": status.swap_blocks_used,
-                    "kv_pool_occupancy": status.blocks_owned / max(status.blocks_total, 1),
-                    "last_step_seconds": status.last_step_s,
-                },
-            ),
-            (
-                self._blocks,
-                {
-                    "free": status.blocks_free,
-                    "cached": status.blocks_cached,
-                    "owned": status.blocks_owned,
-                    "held": status.blocks_held,
-                    "fenced": status.blocks_fenced,
-                },
-            ),
-            (
-                self._totals,
-                {
-                    "steps": status.steps,
-                    "failed_steps": status.failed_steps,
-                    "tokens_computed": status.tokens_computed,
-                    "tokens_recomputed": status.tokens_recomputed,
-                    "tokens_swapped_out": status.tokens_swapped_out,
-                    "tokens_swapped_in": status.tokens_swapped_in,
-                    "preemptions": status.preemptions,
-                    "preemptions_swapped": status.swaps,
-                    "prefix_cache_evictions": status.evictions,
-                    "prefix_cache_tokens_queried": status.prefix_tokens_queried,
-                    "prefix_cache_tokens_hit": status.prefix_tokens_hit,
-                },
-            ),
-        ):
-            for name, value in fresh.items():
-                if _countable(value):
-                    known[name] = value
-                else:
-                    errors.inc()
+    def __init__(self, metrics: Metrics, facts: Facts) -> None:
+        self._metrics = metrics
+        self._facts = facts
+        self._distributions = distributions(facts.max_model_len)
 
     def collect(self) -> Iterator[Metric]:
-        for name, value in self._gauges.items():
-            yield GaugeMetricFamily(f"octavo_{name}", _HELP[name], value)
-        blocks = GaugeMetricFamily("octavo_kv_blocks", "KV blocks by state", labels=["state"])
-        for state, value in self._blocks.items():
-            blocks.add_metric([state], value)
+        kept, answers = self._metrics.kept, self._metrics.answers
+        yield from self._engine(kept)
+        yield from self._ratios(kept, answers)
+        yield from self._answers(answers)
+        yield from self._tenants(answers)
+        yield _info("octavo_info", "This server", self._identity())
+        yield _info("octavo_cache_info", "The KV cache of this server", self._facts.cache)
+        yield from vllm.families(
+            kept,
+            answers,
+            self._distributions,
+            model_name=self._facts.model_name,
+            cache=self._facts.cache,
+        )
+
+    def _identity(self) -> Mapping[str, str]:
+        return {"version": self._facts.version, "model_name": self._facts.model_name}
+
+    def _engine(self, kept: Kept) -> Iterator[Metric]:
+        for one in GAUGES:
+            yield _gauge(one.name, one.help, kept.gauges.get(one.field, 0))
+        blocks = GaugeMetricFamily(
+            "octavo_kv_blocks", "KV blocks by state now, of which each is in one", labels=["state"]
+        )
+        for one in BLOCKS:
+            blocks.add_metric([one.name], kept.gauges.get(one.field, 0))
         yield blocks
-        for name, value in self._totals.items():
-            yield CounterMetricFamily(f"octavo_{name}", _HELP[name], value)
+        for one in TOTALS:
+            yield _counter(one.name, one.help, kept.total(one.field))
+        yield _counter("engine_restarts", "Times another engine took over", kept.restarts)
+        yield _histogram(
+            "step_seconds", "Plan of a step to its commit", kept.counted("step_s"), "step_s"
+        )
+        yield _histogram(
+            "step_tokens",
+            "Positions that a step computed, counted at commit",
+            kept.counted("step_tokens"),
+            "step_tokens",
+        )
+        yield _histogram(
+            "inter_token_seconds",
+            "Commit of one token of an answer to commit of its next",
+            kept.counted("token_gaps_s"),
+            "token_gaps_s",
+        )
+
+    def _ratios(self, kept: Kept, answers: Answers) -> Iterator[Metric]:
+        gauges, verdicts = kept.gauges, answers.verdicts
+        yield _gauge(
+            "kv_pool_occupancy",
+            "Share of the KV blocks that running answers hold, transfers among them; 0 of none",
+            ratio(
+                gauges.get("blocks_owned", 0) + gauges.get("blocks_fenced", 0),
+                gauges.get("blocks_total", 0),
+            ),
+        )
+        yield _gauge(
+            "kv_table_depth_blocks",
+            "KV blocks in the tables of a running answer on average; 0 if none runs",
+            ratio(gauges.get("table_entries", 0), gauges.get("running", 0)),
+        )
+        yield _gauge(
+            "prefix_cache_hit_ratio",
+            "Share of the tokens looked up in the prefix cache that were there; 0 of none",
+            ratio(kept.total("prefix_tokens_hit"), kept.total("prefix_tokens_queried")),
+        )
+        yield _gauge(
+            "preemption_ratio",
+            "Preemptions for each answer admitted; 0 of none",
+            ratio(kept.total("preemptions"), kept.total("admissions")),
+        )
+        yield _gauge(
+            "goodput_ratio",
+            "Share of the ended answers with targets that met them; 1 of none",
+            ratio(verdicts["met"], verdicts.total(), of_nothing=1.0),
+        )
+
+    def _answers(self, answers: Answers) -> Iterator[Metric]:
+        yield _labelled(
+            "requests",
+            "Answers of accepted requests by how they ended, each counted once",
+            "finish_reason",
+            {reason: answers.ended[reason] for reason in get_args(FinishReason)},
+        )
+        yield _labelled(
+            "requests_refused",
+            "Requests turned away, by the code of the error",
+            "code",
+            self._metrics.refusals,
+        )
+        yield _labelled(
+            "slo_answers",
+            "Answers with targets for TTFT or TPOT by how they fared, counted when they end",
+            "verdict",
+            {verdict: answers.verdicts[verdict] for verdict in VERDICTS},
+        )
+        yield _counter(
+            "prompt_tokens",
+            "Prompt tokens of requests, counted when their first answer ends",
+            answers.prompt_tokens,
+        )
+        yield _counter(
+            "completion_tokens",
+            "Tokens of answers, counted when they end",
+            answers.completion_tokens,
+        )
+        yield _counter(
+            "metrics_errors",
+            "Values that could not be counted, and were left out",
+            self._metrics.errors,
+        )
+        for one in self._distributions:
+            counted = answers.histograms[one.name].counted()
+            family = HistogramMetricFamily(f"octavo_{one.name}", one.help)
+            family.add_metric([], cumulative(counted, one.bounds, one.bounds), counted.total)
+            yield family
+
+    def _tenants(self, answers: Answers) -> Iterator[Metric]:
+        served = answers.tenants.served
+        ended = CounterMetricFamily(
+            "octavo_tenant_requests",
+            "Answers by tenant and how they ended",
+            labels=["tenant", "finish_reason"],
+        )
+        fared = CounterMetricFamily(
+            "octavo_tenant_slo_answers",
+            "Answers with targets by tenant and how they fared",
+            labels=["tenant", "verdict"],
+        )
+        for tenant, one in served.items():
+            for reason, count in one.answers.items():
+                ended.add_metric([tenant, reason], count)
+            for verdict, count in one.verdicts.items():
+                fared.add_metric([tenant, verdict], count)
+        yield ended
+        yield fared
+        yield _labelled(
+            "tenant_prompt_tokens",
+            "Prompt tokens by tenant",
+            "tenant",
+            {tenant: one.prompt_tokens for tenant, one in served.items()},
+        )
+        yield _labelled(
+            "tenant_completion_tokens",
+            "Answer tokens by tenant",
+            "tenant",
+            {tenant: one.completion_tokens for tenant, one in served.items()},
+        )
+        yield _labelled(
+            "tenant_preemptions",
+            "Preemptions of answers that ended, by tenant",
+            "tenant",
+            {tenant: one.preemptions for tenant, one in served.items()},
+        )
+        yield _summary(
+            "tenant_queue_seconds",
+            "Arrival to first admission, by tenant",
+            {tenant: one.queue for tenant, one in served.items()},
+        )
+        yield _summary(
+            "tenant_time_to_first_token_seconds",
+            "Arrival to first token, by tenant",
+            {tenant: one.first_token for tenant, one in served.items()},
+        )
 
 
-_HELP = {
-    "requests_running": "Requests that hold KV blocks",
-    "requests_waiting": "Answers that wait for blocks, a place in the batch or a sibling",
-    "kv_blocks_total": "KV blocks in the pool",
-    "kv_blocks_pinned": "KV blocks that stay for prompts to come because requests asked for it",
-    "swap_blocks_total": "Blocks that the swap space holds",
-    "swap_blocks_used": "Blocks of it that are taken",
-    "kv_pool_occupancy": "Share of the KV blocks that requests hold",
-    "last_step_seconds": "How long the last step took",
-    "steps": "Steps of the engine",
-    "failed_steps": "Steps whose work failed as a whole",
-    "tokens_computed": "Positions computed, prompt and answer",
-    "tokens_recomputed": "Positions computed again after a preemption",
-    "tokens_swapped_out": "Positions whose KV was moved to the swap space",
-    "tokens_swapped_in": "Positions whose KV was moved back",
-    "preemptions": "Times a running request gave up its blocks",
-    "preemptions_swapped": "Those of them whose KV was moved to the swap space",
-    "prefix_cache_evictions": "Cached blocks that were reused for something else",
-    "prefix_cache_tokens_queried": "Prompt tokens looked up in the prefix cache",
-    "prefix_cache_tokens_hit": "Prompt tokens found there",
-}
+def _gauge(name: str, help: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"octavo_{name}", help, value)
+
+
+def _counter(name: str, help: str, value: float) -> Metric:
+    return CounterMetricFamily(f"octavo_{name}", help, value)
+
+
+def _labelled(name: str, help: str, label: str, values: Mapping[str, float]) -> Metric:
+    family = CounterMetricFamily(f"octavo_{name}", help, labels=[label])
+    for key, value in values.items():
+        family.add_metric([key], value)
+    return family
+
+
+def _histogram(name: str, help: str, counted: Counted, status_field: str) -> Metric:
+    bounds = DISTRIBUTIONS[status_field]
+    family = HistogramMetricFamily(f"octavo_{name}", help)
+    family.add_metric([], cumulative(counted, bounds, bounds), counted.total)
+    return family
+
+
+def _summary(name: str, help: str, spans: Mapping[str, Spans]) -> Metric:
+    family = SummaryMetricFamily(f"octavo_{name}", help, labels=["tenant"])
+    for tenant, one in spans.items():
+        family.add_metric([tenant], one.count, one.total_s)
+    return family
+
+
+def _info(name: str, help: str, labels: Mapping[str, str]) -> Metric:
+    family = GaugeMetricFamily(name, help, labels=list(labels))
+    family.add_metric(list(labels.values()), 1)
+    return family

@@ -7,7 +7,7 @@ from starlette.routing import Route
 
 from octavo.engine.door import Door
 from octavo.observe.lives import Lives
-from octavo.observe.metrics import Metrics
+from octavo.observe.metrics import Facts, Metrics
 from octavo.serve.admin import change_limits, flush_cache, show_limits
 from octavo.serve.cache import explain_cache
 from octavo.serve.chat import create_chat_completion
@@ -27,7 +27,14 @@ def create_app(
 
     `lives` observes the same engine, for the debug pages.
     """
-    metrics = Metrics()
+    metrics = Metrics(
+        Facts(
+            model_name=settings.model_names[0],
+            version=settings.version,
+            max_model_len=door.max_model_len,
+            cache=settings.cache_facts,
+        )
+    )
     service = Service(client, door, settings, metrics, lives or Lives())
     endpoints = (
         ("/v1/chat/completions", "POST", create_chat_completion),

@@ -16,6 +16,7 @@ from octavo.engine.build import Built, build
 from octavo.engine.client import AsyncClient
 from octavo.errors import ConfigError
 from octavo.observe.lives import Lives
+from octavo.observe.vllm import cache_facts
 from octavo.resolve import settings_line
 from octavo.serve.app import create_app
 from octavo.serve.protocol import BoundedProtocol
@@ -85,7 +86,11 @@ def _no_address(host: str, port: int, error: Exception) -> ConfigError:
 
 async def _serve(config: EngineConfig, built: Built, lives: Lives, listener: socket.socket) -> None:
     client = AsyncClient(built.engine)
-    settings = ServeSettings(model_names=(built.resolved.served_model_name,), version=__version__)
+    settings = ServeSettings(
+        model_names=(built.resolved.served_model_name,),
+        version=__version__,
+        cache_facts=cache_facts(config, built.resolved),
+    )
     server = DrainingServer(
         uvicorn.Config(
             create_app(client, built.door, settings, lives),

@@ -59,6 +59,8 @@ class ServeSettings:
     defaults: SamplingParams = field(default_factory=SamplingParams)
     max_body_bytes: int = 8 * MIB
     stall_s: float = 60.0
+    cache_facts: Mapping[str, str] = field(default_factory=dict)
+    """What the metrics tell of the pool."""
 
 
 class Service:
@@ -110,7 +112,8 @@ class Service:
         Raises  RequestError when the engine refuses, EngineError when it fails.
         """
         self._enter()
-        unfinished = ticket.request.branches
+        request = ticket.request
+        unfinished = request.branches
         outcome = "abort"
         try:
             async with aclosing(self.client.stream(ticket)) as items:
@@ -118,7 +121,8 @@ class Service:
                     if isinstance(item, Ended):
                         outcome = item.finish_reason
                         _raise_failure(item)
-                        self.metrics.finished(outcome, item.receipt)
+                        limits = self.client.status().limits
+                        self.metrics.finished(outcome, request, item.receipt, limits)
                         unfinished -= 1
                         outcome = "abort" if unfinished else ""
                     yield item
@@ -131,7 +135,7 @@ class Service:
         finally:
             self._open -= 1
             if outcome:
-                self.metrics.ended(outcome)
+                self.metrics.lost(outcome, request, unfinished, self.client.status().limits)
 
     @property
     def stalled(self) -> bool:

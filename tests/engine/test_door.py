@@ -52,6 +52,10 @@ def test_B086_ids_outside_the_vocabulary_are_refused_by_name(door: Door) -> None
             door.completion([5], SamplingParams(logit_bias={last: 1, wrong: 1}))  # type: ignore[dict-item]
         assert caught.value.param == "logit_bias"
         assert repr(wrong) in caught.value.message
+        with pytest.raises(InvalidRequest) as caught:
+            door.completion([5], SamplingParams(allowed_token_ids=(last, wrong)))  # type: ignore[arg-type]
+        assert caught.value.param == "allowed_token_ids"
+        assert repr(wrong) in caught.value.message
 
 
 @pytest.mark.parametrize("prompt", ["", []])

@@ -20,6 +20,7 @@ CONTEXT = 256
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
 POEM = "Once upon a time"
+SAID = 1234
 SEA, COLOURS = "The sea is", "A list of three colours:"
 
 
@@ -382,3 +383,28 @@ def test_nothing_is_drawn_elsewhere_or_on_request(
 ) -> None:
     assert drawn(llm, io.StringIO(), monkeypatch) == ""
     assert drawn(llm, Terminal(), monkeypatch, progress=False) == ""
+
+
+def test_penalties_and_biases_change_the_answer(llm: LLM) -> None:
+    plain = of(llm, COLOURS)
+    for settings in (
+        {"repetition_penalty": 1.5},
+        {"presence_penalty": 2.0},
+        {"frequency_penalty": 2.0},
+        {"logit_bias": {plain.token_ids[0]: -100}},
+    ):
+        assert of(llm, COLOURS, **settings).token_ids != plain.token_ids, settings
+    forced = of(llm, COLOURS, logit_bias={SAID: 100}, max_tokens=5)
+    assert forced.token_ids == (SAID,) * 5
+    for value in forced.logprobs:
+        assert value < -1  # of the model, whatever was added
+
+
+def test_only_what_is_allowed_and_nothing_bad_is_answered(llm: LLM) -> None:
+    plain = of(llm, COLOURS)
+    word = plain.text.split()[0].strip(",.")
+    assert word not in of(llm, COLOURS, bad_words=[word]).text
+    allowed = plain.token_ids[3:6]
+    assert set(of(llm, COLOURS, allowed_token_ids=allowed).token_ids) <= set(allowed)
+    with pytest.raises(InvalidRequest, match="allowed_token_ids holds 99999999"):
+        of(llm, COLOURS, allowed_token_ids=[99999999])

@@ -72,6 +72,12 @@ def mixed_requests(seed: int, vocabulary: int, count: int) -> list[Request]:
                     penalty=Penalty(presence=1.5),
                     logit_bias=tuple((token, 2.0) for token in words(5)),
                 ),
+                Sampling(
+                    temperature=0.8,
+                    seed=number,
+                    allowed_token_ids=tuple(range(0, vocabulary, 9)),
+                    bad_words=tuple((9 * a, 9 * b) for a in range(30) for b in range(30)),
+                ),
             )
         )
         requests.append(

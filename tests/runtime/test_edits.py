@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from tests.runtime.test_runner import Successor, make_runner, plan
+from tests.runtime.test_sampler import deviation, softmax
 
 from octavo.core.plan import Bind, RowFailed, Sampled, Span, TableWrite
 from octavo.core.request import Penalty, Request, Sampling
@@ -79,8 +80,6 @@ def test_the_likeliest_is_that_of_the_penalised_logits(
 
 
 def test_draws_follow_the_softmax_of_the_penalised_logits(rng: np.random.Generator) -> None:
-    from tests.runtime.test_sampler import deviation, softmax
-
     logits = rng.standard_normal(50).astype(np.float32)
     request = asking(
         (1, 2, 3), temperature=1.0, seed=3, penalty=Penalty(repetition=1.8, frequency=0.7)
@@ -89,8 +88,7 @@ def test_draws_follow_the_softmax_of_the_penalised_logits(rng: np.random.Generat
     draws = [replace(draw(request, answered), position=8 + index) for index in range(4000)]
     for one in draws:  # each at a position of its own, as if it were the next
         assert one.edits is not None
-        assert one.edits.history is not None
-        one.edits.history.length = one.position
+        one.edits.length = one.position
     outcomes = Sampler(ReferenceOps(), max_rows=4000).sample(np.tile(logits, (4000, 1)), draws)
     tokens = [outcome.token for outcome in outcomes if isinstance(outcome, Sampled)]
     counts = np.bincount(tokens, minlength=50)
@@ -116,7 +114,6 @@ def test_a_history_counts_each_token(rng: np.random.Generator) -> None:
         history, known = History(penalty, prompt, answer[:200]), len(answer[:200])
         for token in answer[known:]:
             history.append(token)
-        assert history.length == 1200
         counts = Counter(answer)
         seen = {*answer, *(prompt if penalty.repetition != 1 else ())}
         assert dict(zip(history.ids.tolist(), history.counts.tolist(), strict=True)) == {
@@ -128,7 +125,7 @@ def test_a_history_counts_each_token(rng: np.random.Generator) -> None:
 
 def test_a_draw_out_of_step_with_its_history_is_an_error() -> None:
     one = draw(asking(penalty=Penalty(presence=1.0)))
-    with pytest.raises(AssertionError, match="history"):
+    with pytest.raises(AssertionError, match="2 tokens before position 5"):
         sampled(np.zeros((1, VOCABULARY), np.float32), [replace(one, position=5)])
 
 
@@ -159,6 +156,64 @@ def test_B065_neighbours_do_not_matter(rng: np.random.Generator, native: bool) -
     for place, row in enumerate(order):
         same = (mixed[place] == logits[row]).all()
         assert same or requests[row].sampling.penalty or requests[row].sampling.logit_bias
+
+
+def test_only_allowed_tokens_are_drawn(rng: np.random.Generator) -> None:
+    logits = (rng.standard_normal(VOCABULARY) * 2).astype(np.float32)
+    order = np.argsort(-logits).tolist()
+    allowed = (order[20], order[9], order[30])
+    bias = ((order[30], 0.5),)
+    greedy = asking(allowed_token_ids=allowed)
+    (outcome,) = sampled(logits[None].copy(), [draw(greedy)])
+    assert outcome.token == order[9]
+    assert outcome.logprob == pytest.approx(float(np.log(softmax(logits)[order[9]])), abs=1e-4)
+    asked = [
+        draw(asking(allowed_token_ids=allowed, temperature=1.0, seed=seed, logit_bias=bias))
+        for seed in range(3000)
+    ]
+    outcomes = Sampler(ReferenceOps(), max_rows=3000).sample(np.tile(logits, (3000, 1)), asked)
+    counts = np.bincount([one.token for one in outcomes], minlength=VOCABULARY)  # type: ignore[union-attr]
+    expected = np.zeros(VOCABULARY)
+    expected[list(allowed)] = softmax(penalised(logits, greedy, [])[list(allowed)] + [0, 0, 0.5])
+    assert deviation(counts, expected) < 5
+
+
+def test_a_bad_word_is_never_completed() -> None:
+    """Of several tokens only the last is banned, and only after the others, in the answer."""
+    logits = np.zeros(VOCABULARY, np.float32)
+    logits[7], logits[8] = 5.0, 4.0
+    request = asking((1, 5, 6), bad_words=((9,), (5, 6, 7), (6, 6, 7), (6, 8)))
+    for answered, expected in (
+        ([], 7),  # what stands in the prompt does not count
+        ([6], 7),
+        ([5], 7),
+        ([5, 6], 0),  # 8 too
+        ([4, 6], 7),
+        ([6, 6], 0),
+        ([5, 6, 0], 7),
+    ):
+        (outcome,) = sampled(logits[None].copy(), [draw(request, answered)])
+        assert outcome.token == expected, answered
+    logits[9] = 9.0
+    assert sampled(logits[None].copy(), [draw(request)])[0].token == 7
+
+
+def test_a_bad_word_is_followed_while_it_is_answered(rng: np.random.Generator) -> None:
+    words = tuple(tuple(rng.integers(4, size=n).tolist()) for n in (2, 3, 3, 4))
+    edits = Edits.of(Bind(0, asking(bad_words=words)))
+    assert edits is not None
+    answer: list[int] = []
+    for token in rng.integers(4, size=500).tolist():
+        fresh = Edits.of(Bind(0, asking(bad_words=words), tuple(answer)))
+        assert fresh is not None
+        expected = sorted(
+            word[-1] for word in words if tuple(answer[-len(word) + 1 :]) == word[:-1]
+        )
+        for one in (edits, fresh):
+            assert one.bad_words is not None
+            assert sorted(one.bad_words.banned()) == expected
+        edits.append(token)
+        answer.append(token)
 
 
 def greedy_alone(request: Request, count: int) -> list[int]:

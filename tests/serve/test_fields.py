@@ -4,11 +4,12 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.serve.scripted import Served
+from tests.serve.scripted import Served, byte_tokenizer
 
 from octavo.core.request import Pin
 from octavo.serve import chat, completions
 from octavo.serve.requests import OPENAI_NAMES
+from octavo.text.words import spellings
 
 PATHS = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
 BODIES: dict[str, dict[str, Any]] = {
@@ -30,6 +31,8 @@ HONOURED: dict[str, tuple[Any, str, Any]] = {
     "presence_penalty": (0.5, "sampling.penalty.presence", 0.5),
     "frequency_penalty": (-0.5, "sampling.penalty.frequency", -0.5),
     "logit_bias": ({"5": 1, "6": -2.5}, "sampling.logit_bias", ((5, 1.0), (6, -2.5))),
+    "allowed_token_ids": ([5, 6, 5], "sampling.allowed_token_ids", (5, 6)),
+    "bad_words": (["a", "b"], "sampling.bad_words", None),
     "max_tokens": (9, "max_tokens", 9),
     "max_completion_tokens": (8, "max_tokens", 8),
     "min_tokens": (3, "min_tokens", 3),
@@ -69,6 +72,8 @@ OUT_OF_RANGE: dict[str, tuple[Any, ...]] = {
         {"1.5": 1},
         {str(token): 1 for token in range(1025)},
     ),
+    "allowed_token_ids": ([], [-1], [10**6], [2**31]),
+    "bad_words": ([""], ["x"] * 129, ["x" * 257]),
     "max_tokens": (0, -1),
     "max_completion_tokens": (0, -1),
     "min_tokens": (-1, 10**6),
@@ -93,6 +98,8 @@ WRONG_TYPE: dict[str, tuple[Any, ...]] = {
     "presence_penalty": ("1", {}, True),
     "frequency_penalty": ("1", [], True),
     "logit_bias": (5, [5], "5", {"5": "1"}, {"5": None}, {"5": True}),
+    "allowed_token_ids": (5, ["a"], [1.5], [True], {}),
+    "bad_words": (5, "a", [5], {}),
     "n": ("2", 1.5, True),
     "tenant": (5, ["a"], True),
     "ttft_target_s": ("2s", [2], True),
@@ -188,6 +195,8 @@ def test_sampling_fields_reach_the_engine(
         found = getattr(found, name)
     if field == "cache_control":
         seen = (Pin(len(served.client.tickets[0].request.prompt), 3600.0),)
+    if field == "bad_words":
+        seen = spellings(value, byte_tokenizer())
     assert found == seen
 
 

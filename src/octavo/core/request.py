@@ -20,9 +20,11 @@ class Penalty:
 class Sampling:
     """How the next token is drawn from the logits of one position.
 
-    `logit_bias` is added to the logits of single tokens; then comes the `penalty`. `temperature` 0,
-    `top_k` 1 and `min_p` 1 all take the highest logit, the lowest id among equals. `top_k` 0 is
-    off. The draw is keyed by (`seed`, `branch`, position), never by who else is in the batch.
+    Only `allowed_token_ids` may be drawn, of which () is all, and none that would complete one of
+    the `bad_words` in the answer; these are token ids. `logit_bias` is added to the logits of
+    single tokens; then comes the `penalty`. `temperature` 0, `top_k` 1 and `min_p` 1 all take the
+    highest logit, the lowest id among equals. `top_k` 0 is off. The draw is keyed by (`seed`,
+    `branch`, `position`), never by who else is in the batch.
     """
 
     temperature: float = 0.0
@@ -33,6 +35,8 @@ class Sampling:
     branch: int = 0
     penalty: Penalty | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
     @property
     def greedy(self) -> bool:
@@ -41,7 +45,7 @@ class Sampling:
     @property
     def looks_back(self) -> bool:
         """Whether the draw depends on which tokens were answered."""
-        return self.penalty is not None
+        return self.penalty is not None or bool(self.bad_words)
 
 
 def branch_name(request_id: str, number: int) -> str:

@@ -22,6 +22,7 @@ from octavo.text.breakpoints import (
 )
 from octavo.text.chat import ChatTemplate, Ending
 from octavo.text.tokenizer import Tokenizer
+from octavo.text.words import spellings
 from octavo.units import common_length
 
 
@@ -163,13 +164,18 @@ class Door:
         )
         for token in params.logit_bias:
             self._checked_id(token, "logit_bias")
+        for token in params.allowed_token_ids or ():
+            self._checked_id(token, "allowed_token_ids")
         ends = own if params.ignore_eos else own | frozenset(self.tokenizer.eos_ids)
         request = Request(
             id=uuid.uuid4().hex,
             prompt=tuple(ids),
             max_tokens=max_tokens,
             min_tokens=params.min_tokens,
-            sampling=params.sampling(seed=self._seeds.getrandbits(63)),
+            sampling=params.sampling(
+                seed=self._seeds.getrandbits(63),
+                bad_words=spellings(params.bad_words, self.tokenizer),
+            ),
             stop_token_ids=ends,
             priority=params.priority,
             branches=params.n,

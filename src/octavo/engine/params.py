@@ -14,6 +14,8 @@ MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_ANSWERS = 128
 MAX_BIASED_IDS = 1024
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARACTERS = 256
 REPETITION = (0.01, 100.0)
 """The least and the most that a repetition penalty may be; 1 is off."""
 MAX_TENANT_CHARACTERS = 256
@@ -39,6 +41,8 @@ class SamplingParams:
     `repetition_penalty` divides the logits above 0 of tokens that prompt or answer have, and
     multiplies the others; 1 is off. `presence_penalty` and `frequency_penalty` are taken from those
     that the answer has, once or each time. `logit_bias` is added to the logits of single token ids.
+    Only `allowed_token_ids` are drawn, if they are given: an end token must be among them to end
+    the answer. None of the `bad_words` appears in it, neither at its start nor after a space.
 
     With `cache` off the prompt is computed whole, and nothing of it is cached. Prompts of one
     `cache_salt` share their beginnings with each other only. `cache_control`, as
@@ -57,6 +61,8 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
     max_tokens: int | None = None
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
@@ -78,6 +84,8 @@ class SamplingParams:
         object.__setattr__(
             self, "stop_token_ids", _listed("stop_token_ids", self.stop_token_ids, text=False)
         )
+        object.__setattr__(self, "bad_words", _listed("bad_words", self.bad_words))
+        self._check_allowed()
         _in_range("temperature", self.temperature, 0.0, 100.0)
         _in_range("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _in_range("min_p", self.min_p, 0.0, 1.0)
@@ -112,6 +120,28 @@ class SamplingParams:
             )
         self._check_stops()
         self._check_cache()
+
+    def _check_allowed(self) -> None:
+        if self.allowed_token_ids is not None:
+            listed = _listed("allowed_token_ids", self.allowed_token_ids, text=False)
+            if not listed:
+                raise InvalidRequest(
+                    "allowed_token_ids is empty: nothing could be drawn; leave it out",
+                    param="allowed_token_ids",
+                )
+            object.__setattr__(self, "allowed_token_ids", listed)
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            raise InvalidRequest(
+                f"bad_words holds {len(self.bad_words)} words, at most {MAX_BAD_WORDS} are allowed",
+                param="bad_words",
+            )
+        for word in self.bad_words:
+            if not isinstance(word, str) or not 0 < len(word) <= MAX_BAD_WORD_CHARACTERS:
+                raise InvalidRequest(
+                    f"bad_words must hold texts of 1 to {MAX_BAD_WORD_CHARACTERS} characters, not"
+                    f" {word!r}",
+                    param="bad_words",
+                )
 
     def _check_bias(self) -> None:
         """Of keys that are text, as JSON has them, ids are made."""
@@ -164,8 +194,9 @@ class SamplingParams:
                     param="stop",
                 )
 
-    def sampling(self, *, seed: int) -> Sampling:
-        """What the core and the sampler need; `seed` stands in when none was asked for."""
+    def sampling(self, *, seed: int, bad_words: tuple[tuple[int, ...], ...] = ()) -> Sampling:
+        """What the core and the sampler need; `seed` stands in when none was asked for, and
+        `bad_words` are the spellings of ours."""
         chosen = seed if self.seed is None else self.seed
         penalty = Penalty(
             repetition=float(self.repetition_penalty),
@@ -180,6 +211,8 @@ class SamplingParams:
             seed=chosen % 2**64,
             penalty=None if penalty == Penalty() else penalty,
             logit_bias=tuple((token, float(bias)) for token, bias in self.logit_bias.items()),
+            allowed_token_ids=tuple(dict.fromkeys(self.allowed_token_ids or ())),
+            bad_words=bad_words,
         )
 
 

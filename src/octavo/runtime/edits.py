@@ -1,12 +1,12 @@
 """What the sampling of a branch writes to its row of logits before a token is drawn.
 
-Order  `logit_bias` is added, then the penalty of the tokens that are there already. Only the logits
-       of these tokens are touched, and what they were is kept: log-probabilities are those of the
-       model.
+Order  all but `allowed_token_ids` are masked; `logit_bias` is added; then comes the penalty of the
+       tokens that are there already; last, what would complete one of the `bad_words` is masked.
+       Penalties and biases touch only the logits of the tokens that they concern, and what these
+       were is kept: log-probabilities are those of the model.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
@@ -22,15 +22,13 @@ _ROOM = 64
 class History:
     """The tokens that a penalty looks at, each once, and how often the answer has it.
 
-    Keeps    `length` = tokens of the prompt and of the answer, so that a draw can check it.
     Cost     O(prompt) to begin, O(1) a token.
     """
 
-    __slots__ = ("_counts", "_ids", "_slots", "length", "penalty")
+    __slots__ = ("_counts", "_ids", "_slots", "penalty")
 
     def __init__(self, penalty: Penalty, prompt: Sequence[int], answered: Iterable[int]) -> None:
         self.penalty = penalty
-        self.length = len(prompt)
         seen = dict.fromkeys(prompt) if penalty.repetition != 1.0 else {}
         self._slots = {token: slot for slot, token in enumerate(seen)}
         self._ids = np.zeros(len(seen) + _ROOM, np.int32)
@@ -50,7 +48,6 @@ class History:
 
     def append(self, token: int) -> None:
         """Take in the next token of the answer."""
-        self.length += 1
         slot = self._slots.setdefault(token, len(self._slots))
         if slot == len(self._ids):
             self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
@@ -81,35 +78,78 @@ class Bias:
 Marked = History | Bias
 
 
-@dataclass(frozen=True, slots=True)
-class Edits:
-    """What one branch asks to be written to its logits."""
+class BadWords:
+    """Sequences of tokens that the answer must not have.
 
-    bias: Bias | None
-    history: History | None
+    Cost     O(sequences whose last token but one was answered last) a step.
+    """
+
+    __slots__ = ("_after", "_always", "_answer")
+
+    def __init__(self, words: Iterable[tuple[int, ...]], answered: Iterable[int]) -> None:
+        self._answer = list(answered)
+        self._always = [last for *before, last in words if not before]
+        self._after: dict[int, list[tuple[int, ...]]] = {}
+        """By the token before its last, each sequence of several."""
+        for word in words:
+            if len(word) > 1:
+                self._after.setdefault(word[-2], []).append(word)
+
+    def append(self, token: int) -> None:
+        """Take in the next token of the answer."""
+        self._answer.append(token)
+
+    def banned(self) -> list[int]:
+        """The tokens that would complete one of the sequences now."""
+        answer = self._answer
+        if not answer:
+            return self._always
+        after = [
+            last
+            for *before, last in self._after.get(answer[-1], ())
+            if answer[-len(before) :] == before
+        ]
+        return self._always + after
+
+
+class Edits:
+    """What one branch asks to be written to its logits.
+
+    Keeps    `length` = the tokens of its prompt and answer, which a draw checks; None where
+             nothing looks back at them.
+    """
+
+    __slots__ = ("allowed", "bad_words", "bias", "history", "length")
+
+    def __init__(self, bind: Bind) -> None:
+        request, sampling = bind.request, bind.request.sampling
+        self.length = len(request.prompt) + len(bind.answered) if sampling.looks_back else None
+        self.allowed = np.array(sampling.allowed_token_ids, np.intp)
+        self.bias = Bias(sampling.logit_bias) if sampling.logit_bias else None
+        self.history: History | None = None
+        if sampling.penalty is not None:
+            self.history = History(sampling.penalty, request.prompt, bind.answered)
+        self.bad_words = BadWords(sampling.bad_words, bind.answered) if sampling.bad_words else None
 
     @classmethod
     def of(cls, bind: Bind) -> "Edits | None":
         """None where a request asks for none: then nothing is written, and nothing is kept."""
         sampling = bind.request.sampling
-        if sampling.penalty is None and not sampling.logit_bias:
-            return None
-        history = (
-            None
-            if sampling.penalty is None
-            else History(sampling.penalty, bind.request.prompt, bind.answered)
-        )
-        return cls(Bias(sampling.logit_bias) if sampling.logit_bias else None, history)
+        asked = sampling.looks_back or sampling.logit_bias or sampling.allowed_token_ids
+        return cls(bind) if asked else None
 
     def append(self, token: int) -> None:
         """Take in the next token of the answer."""
+        if self.length is not None:
+            self.length += 1
         if self.history is not None:
             self.history.append(token)
+        if self.bad_words is not None:
+            self.bad_words.append(token)
 
     def check(self, position: int) -> None:
         """What is kept must be of all tokens before the position that is drawn."""
-        length = position if self.history is None else self.history.length
-        assert length == position, f"a history of {length} tokens at position {position}"
+        assert self.length in (None, position), f"{self.length} tokens before position {position}"
 
 
 class Originals:
@@ -138,6 +178,11 @@ class Originals:
 
 def write(ops: Ops, logits: F32, edits: Mapping[int, Edits]) -> Originals:
     """Write to each row of `logits` what its edits ask for; returns what was there."""
+    for row, one in edits.items():
+        if len(one.allowed):
+            kept = logits[row, one.allowed]
+            logits[row] = -np.inf
+            logits[row, one.allowed] = kept
     originals = Originals()
     biases = {row: one.bias for row, one in edits.items() if one.bias is not None}
     if biases:
@@ -150,6 +195,9 @@ def write(ops: Ops, logits: F32, edits: Mapping[int, Edits]) -> Originals:
         entries, before = _entries(histories)
         ops.penalise(logits, entries, _penalties(tuple(histories.values())), before)
         originals.keep(histories, entries, before)
+    for row, one in edits.items():
+        if one.bad_words is not None:
+            logits[row, one.bad_words.banned()] = -np.inf
     return originals
 
 

@@ -22,8 +22,6 @@ Neutral = Mapping[str, tuple[object, ...]]
 """Fields that other servers have and Octavo has not, each with the values that ask for nothing."""
 
 NEUTRAL_EVERYWHERE: Neutral = {
-    "allowed_token_ids": (),
-    "bad_words": ([],),
     "echo": (False,),
     "kv_transfer_params": (),
     "length_penalty": (1,),
@@ -74,6 +72,8 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     presence_penalty: float | UnsetType = UNSET
     frequency_penalty: float | UnsetType = UNSET
     logit_bias: dict[str, float] | UnsetType = UNSET
+    allowed_token_ids: tuple[int, ...] | UnsetType = UNSET
+    bad_words: tuple[str, ...] | UnsetType = UNSET
     max_tokens: int | UnsetType = UNSET
     min_tokens: int | UnsetType = UNSET
     stop: str | tuple[str, ...] | UnsetType = UNSET

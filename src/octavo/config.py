@@ -61,6 +61,7 @@ AdmissionRule = Literal["full", "chunked", "predicted"]
 Policy = Literal["fcfs", "priority", "fair", "slo"]
 Preemption = Literal["auto", "swap", "recompute"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
 Quantization = Literal["none", "stored", "int8", "int4"]
 KVCacheDtype = Literal["bfloat16", "int8"]
 
@@ -219,6 +220,12 @@ class EngineConfig:
         " requests, for octavo explain and replay (default: none)",
     )
     log_level: LogLevel = _setting("info", "text", "how much is logged", choices=get_args(LogLevel))
+    log_format: LogFormat = _setting(
+        "text",
+        "text",
+        "how a log line reads: as text, or as a JSON object",
+        choices=get_args(LogFormat),
+    )
 
     def __post_init__(self) -> None:
         for name, rule in RULES.items():

@@ -18,6 +18,7 @@ SERVER_ONLY = frozenset(
         "max_queued_tokens",
         "seed",
         "log_level",
+        "log_format",
     }
 )
 

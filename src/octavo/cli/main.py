@@ -23,6 +23,7 @@ from octavo.cli.flags import (
     engine_config,
 )
 from octavo.errors import ConfigError, OctavoError, RequestError, SetupError
+from octavo.observe.logs import start_logging
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_closed_streams()
     try:
         arguments = _parse(argv)
-        _start_logging("debug" if debugging else "warning", tracebacks=debugging)
+        start_logging("debug" if debugging else "warning", tracebacks=debugging)
         command: Command = arguments.command
         return command(arguments)
     except KeyboardInterrupt:
@@ -193,8 +194,9 @@ def _serve(arguments: argparse.Namespace) -> int:
             raise ConfigError(f"two models, {named!r} and --model {arguments.model!r}; name one")
         arguments.model = named
     config, sources = engine_config(arguments)
-    if not logging.getLogger().isEnabledFor(logging.DEBUG):
-        _start_logging(config.log_level, tracebacks=True)
+    debugging = logging.getLogger().isEnabledFor(logging.DEBUG)
+    level = "debug" if debugging else config.log_level
+    start_logging(level, tracebacks=True, form=config.log_format)
     from octavo.serve.main import run_server
 
     return run_server(config, sources)
@@ -248,22 +250,6 @@ def _cache_flush(arguments: argparse.Namespace) -> int:
     from octavo.cli.remote import flush_cache
 
     return flush_cache(arguments)
-
-
-def _start_logging(level: str, *, tracebacks: bool) -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    # The names of loggers are for those who debug: `uvicorn.error` is where all is well, too.
-    name = "%(name)s: " if level == "debug" else ""
-    style = f"%(asctime)s %(levelname)s {name}%(message)s"
-    handler.setFormatter((logging.Formatter if tracebacks else _OneLine)(style))
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-
-
-class _OneLine(logging.Formatter):
-    """A record without its traceback."""
-
-    def formatException(self, *_: object) -> str:
-        return ""
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What leaves the core: events for the caller, decisions and their reasons for the journal."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 TokenLimit = Literal["tokens", "slo"]
@@ -99,11 +99,12 @@ tokens to be cached; or the cache is not used."""
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first token that is another one in the cached block most like it."""
+    """The first token that is another one in the cached block most like it. Tokens are shown to who
+    asks for them, but not where records are written out, into a log say."""
 
     position: int
-    token: int
-    cached: int
+    token: int = field(repr=False)
+    cached: int = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

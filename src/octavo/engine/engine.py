@@ -196,7 +196,9 @@ class Engine:
         """Log at debug level what was decided and why, and how each request ended."""
         if logger.isEnabledFor(logging.DEBUG):
             for record in records:
-                logger.debug("step %d: %s", self.scheduler.counters.steps, record)
+                about = getattr(record, "request_id", None)
+                extra = {} if about is None else {"request_id": about}
+                logger.debug("step %d: %s", self.scheduler.counters.steps, record, extra=extra)
 
     def _execute(self, plan: StepPlan) -> StepResult:
         """Run the plan; if the runner fails, the requests of this step fail, and no other."""

@@ -162,10 +162,7 @@ class _Families(Collector):
         yield _gauge(
             "kv_pool_occupancy",
             "Share of the KV blocks that running answers hold, transfers among them; 0 of none",
-            ratio(
-                gauges.get("blocks_owned", 0) + gauges.get("blocks_fenced", 0),
-                gauges.get("blocks_total", 0),
-            ),
+            kept.occupancy,
         )
         yield _gauge(
             "kv_table_depth_blocks",

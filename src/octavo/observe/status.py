@@ -135,6 +135,12 @@ class Kept:
         self._counted_before = {name: nothing(bounds) for name, bounds in DISTRIBUTIONS.items()}
         self._counted = dict(self._counted_before)
 
+    @property
+    def occupancy(self) -> float:
+        """Share of the KV blocks that running answers hold, and transfers."""
+        taken = self.gauges.get("blocks_owned", 0) + self.gauges.get("blocks_fenced", 0)
+        return ratio(taken, self.gauges.get("blocks_total", 0))
+
     def total(self, field: str) -> float:
         return self._before[field] + self._totals[field]
 

@@ -17,7 +17,7 @@ from octavo.config import EngineConfig
 from octavo.observe import buckets
 from octavo.observe.answers import Answers, Distribution
 from octavo.observe.histogram import Counted, cumulative
-from octavo.observe.status import DISTRIBUTIONS, Kept, ratio
+from octavo.observe.status import DISTRIBUTIONS, Kept
 from octavo.resolve import Resolved
 
 
@@ -77,9 +77,7 @@ def families(
     gauges = kept.gauges
     yield _gauge("num_requests_running", gauges.get("running", 0), labels, "requests_running")
     yield _gauge("num_requests_waiting", gauges.get("waiting", 0), labels, "requests_waiting")
-    taken = gauges.get("blocks_owned", 0) + gauges.get("blocks_fenced", 0)
-    usage = ratio(taken, gauges.get("blocks_total", 0))
-    yield _gauge("kv_cache_usage_perc", usage, labels, "kv_pool_occupancy")
+    yield _gauge("kv_cache_usage_perc", kept.occupancy, labels, "kv_pool_occupancy")
     yield _gauge("cache_config_info", 1, {"engine": "0", **cache}, "cache_info")
     for name, field, ours in _COUNTERS:
         family = CounterMetricFamily(f"vllm:{name}", f"The same as {ours}", labels=list(labels))

@@ -20,6 +20,7 @@ from octavo.observe.vllm import cache_facts
 from octavo.resolve import settings_line
 from octavo.serve.app import create_app
 from octavo.serve.protocol import BoundedProtocol
+from octavo.serve.reporting import report
 from octavo.serve.service import ServeSettings
 
 logger = logging.getLogger(__name__)
@@ -91,9 +92,10 @@ async def _serve(config: EngineConfig, built: Built, lives: Lives, listener: soc
         version=__version__,
         cache_facts=cache_facts(config, built.resolved),
     )
+    app = create_app(client, built.door, settings, lives)
     server = DrainingServer(
         uvicorn.Config(
-            create_app(client, built.door, settings, lives),
+            app,
             http=BoundedProtocol,
             access_log=config.log_level == "debug",
             log_config=None,
@@ -105,6 +107,7 @@ async def _serve(config: EngineConfig, built: Built, lives: Lives, listener: soc
     )
     _settle()
     await client.start()
+    reporting = asyncio.create_task(report(app.state.metrics, client.status))
     # It takes these handlers over as it starts. Whoever is told where it is may stop it before; and
     # when it has put them back it raises the signal that ended it once more.
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -113,6 +116,7 @@ async def _serve(config: EngineConfig, built: Built, lives: Lives, listener: soc
         _announce(built, listener)
         await server.serve(sockets=[listener])
     finally:
+        reporting.cancel()
         await client.close()
         gc.unfreeze()  # or nothing that is frozen would be freed as the process ends
 

@@ -41,3 +41,17 @@ def human_bytes(size_bytes: int) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} GiB"
+
+
+def human_count(count: int) -> str:
+    """A large count for people.
+
+    >>> human_count(134_515_008)
+    '134.5M'
+    """
+    size = float(count)
+    for unit in ("", "K", "M"):
+        if abs(size) < 1000:
+            return f"{size:.1f}{unit}" if unit else f"{count}"
+        size /= 1000
+    return f"{size:.1f}B"

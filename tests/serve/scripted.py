@@ -20,7 +20,7 @@ from octavo.observe.buckets import STEP_TOKENS, TOKEN_S
 from octavo.observe.histogram import nothing
 from octavo.serve.app import create_app
 from octavo.serve.protocol import BoundedProtocol
-from octavo.serve.service import ServeSettings
+from octavo.serve.service import AboutModel, ServeSettings
 from octavo.text.assembler import Delta, Ended
 from octavo.text.tokenizer import Tokenizer
 from octavo.units import ceil_div
@@ -67,6 +67,16 @@ IDLE = EngineStatus(
     step_s=nothing(TOKEN_S),
     step_tokens=nothing(STEP_TOKENS),
     token_gaps_s=nothing(TOKEN_S),
+)
+
+
+ABOUT = AboutModel(
+    reference="hf:org/model",
+    architecture="llama",
+    parameters=134_515_008,
+    stored_as="Q8_0",
+    weights_bytes=270_000_000,
+    fingerprint="cafe",
 )
 
 
@@ -226,7 +236,7 @@ def scripted_server(**settings: object) -> Iterator[Served]:
     tokenizer = byte_tokenizer()
     door = Door(tokenizer, max_model_len=CONTEXT, vocab_size=tokenizer.vocab_size + 5)
     client = ScriptedClient(tokenizer)
-    known = ServeSettings(model_names=("scripted", "org/alias"), version="1.2.3")
+    known = ServeSettings(model_names=("scripted", "org/alias"), version="1.2.3", about=ABOUT)
     app = create_app(client, door, replace(known, **settings))  # type: ignore[arg-type]
     with serving(app) as url:
         yield Served(url, client, door)

@@ -111,7 +111,7 @@ def test_a_name_reaches_the_template() -> None:
         ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0]"),
         ([{"role": "user", "content": [{"type": "text", "text": 1}]}], "messages[0].content[0]"),
         ([{"role": "user", "content": "x", "name": 1}], "messages[0].name"),
-        ([{"role": "user", "content": "x", "tool_calls": []}], "messages[0]"),
+        ([{"role": "user", "content": "x", "tool_calls": [{}]}], "messages[0]"),
     ],
 )
 def test_malformed_messages_are_refused_by_name(messages: Any, param: str) -> None:
@@ -191,3 +191,10 @@ def test_a_message_that_the_template_leaves_out_cannot_be_continued() -> None:
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     with pytest.raises(InvalidRequest, match="cannot be continued"):
         template.render(messages, "continued")
+
+
+@pytest.mark.parametrize("nothing", [{}, {"tool_calls": None}, {"tool_calls": []}, {"images": []}])
+def test_B100_lists_that_hold_nothing_count_as_absent(nothing: dict[str, Any]) -> None:
+    messages = [{"role": "assistant", "content": "x", **nothing}]
+    template = ChatTemplate("{{ messages }}", special={})
+    assert template.render(messages) == "[{'role': 'assistant', 'content': 'x'}]"

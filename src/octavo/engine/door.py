@@ -117,6 +117,13 @@ class Door:
             )
         return self.tokenizer.encode(text, parse_special=True, add_special=add_special)
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of token ids; bytes that are not UTF-8 become U+FFFD.
+
+        Raises   InvalidRequest: one is not the model's.
+        """
+        return self.tokenizer.decode([self._checked_id(token, "tokens") for token in tokens])
+
     def _checked_id(self, token: object, param: str) -> int:
         if (
             not isinstance(token, int)

@@ -140,6 +140,16 @@ class ModelSpec:
         return (self.heads + 2 * self.kv_heads) * self.head_dim
 
     @property
+    def parameters(self) -> int:
+        """How many numbers the weights are."""
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
+        attended = self.heads * self.head_dim
+        layer = self.hidden_size * (self.qkv_size + attended + 3 * self.ffn_size + 2)
+        layer += self.qkv_bias * self.qkv_size + self.output_bias * self.hidden_size
+        layer += self.ffn_bias * (2 * self.ffn_size + self.hidden_size)
+        return embeddings + self.layers * layer + self.hidden_size
+
+    @property
     def attention_scale(self) -> float:
         return 1.0 / math.sqrt(self.head_dim)
 

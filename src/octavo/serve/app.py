@@ -8,6 +8,7 @@ from starlette.routing import Route
 from octavo.engine.door import Door
 from octavo.observe.lives import Lives
 from octavo.observe.metrics import Facts, Metrics
+from octavo.serve import ollama, ollama_models
 from octavo.serve.admin import change_limits, flush_cache, show_limits
 from octavo.serve.cache import explain_cache
 from octavo.serve.chat import create_chat_completion
@@ -18,6 +19,7 @@ from octavo.serve.health import show_health, show_metrics, show_version
 from octavo.serve.messages import count_tokens, create_message
 from octavo.serve.models import list_models, show_model
 from octavo.serve.service import Client, ServeSettings, Service
+from octavo.serve.tokenize import detokenize, tokenize
 
 
 def create_app(
@@ -43,6 +45,14 @@ def create_app(
         ("/v1/messages/count_tokens", "POST", count_tokens),
         ("/v1/models", "GET", list_models),
         ("/v1/models/{name:path}", "GET", show_model),
+        ("/tokenize", "POST", tokenize),
+        ("/detokenize", "POST", detokenize),
+        ("/api/chat", "POST", ollama.chat),
+        ("/api/generate", "POST", ollama.generate),
+        ("/api/tags", "GET", ollama_models.list_tags),
+        ("/api/ps", "GET", ollama_models.list_running),
+        ("/api/show", "POST", ollama_models.show_model),
+        ("/api/version", "GET", ollama_models.show_version),
         ("/health", "GET", show_health),
         ("/metrics", "GET", show_metrics),
         ("/version", "GET", show_version),

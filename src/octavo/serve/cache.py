@@ -16,6 +16,7 @@ from octavo.serve import chat, completions
 from octavo.serve.errors import json_response
 from octavo.serve.requests import json_object, parse, read_body
 from octavo.serve.service import Service
+from octavo.text.chat import ending_of
 
 
 class Blocks(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +62,8 @@ def _tickets(service: Service, body: bytes) -> Sequence[Ticket]:
     if "messages" in json_object(body):
         talk, params = parse(body, chat.ChatRequest, chat.NEUTRAL, defaults)
         service.model_named(talk.model)
-        return [service.door.chat(talk.messages, params, chat.ending_of(talk))]
+        ending = ending_of(talk.add_generation_prompt, talk.continue_final_message)
+        return [service.door.chat(talk.messages, params, ending)]
     asked, params = parse(body, completions.CompletionRequest, completions.NEUTRAL, defaults)
     service.model_named(asked.model)
     return [

@@ -11,7 +11,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.engine.door import Ticket
-from octavo.errors import InvalidRequest
 from octavo.serve.answers import OctavoUsage, Tally, Usage, collect, merge
 from octavo.serve.errors import json_response
 from octavo.serve.requests import (
@@ -25,7 +24,7 @@ from octavo.serve.requests import (
 from octavo.serve.service import Service
 from octavo.serve.stream import stream_response, while_connected
 from octavo.text.assembler import Delta
-from octavo.text.chat import Ending
+from octavo.text.chat import ending_of
 
 NEUTRAL: Neutral = {
     **NEUTRAL_EVERYWHERE,
@@ -124,7 +123,7 @@ async def create_chat_completion(service: Service, request: Request) -> Response
     asked, params = parse(body, ChatRequest, NEUTRAL, service.settings.defaults)
     model = service.model_named(asked.model)
     options = check_stream_options(asked.stream, asked.stream_options)
-    ending = ending_of(asked)
+    ending = ending_of(asked.add_generation_prompt, asked.continue_final_message)
     ticket = await service.at_door(
         len(body), lambda: service.door.chat(asked.messages, params, ending)
     )
@@ -154,21 +153,6 @@ async def create_chat_completion(service: Service, request: Request) -> Response
             octavo=tally.cost(asked.user),
         )
     )
-
-
-def ending_of(asked: ChatRequest) -> Ending:
-    """How the prompt ends.
-
-    Raises  InvalidRequest: it cannot end in both ways.
-    """
-    if not asked.continue_final_message:
-        return "bare" if asked.add_generation_prompt is False else "answer"
-    if asked.add_generation_prompt:
-        raise InvalidRequest(
-            "continue_final_message and add_generation_prompt exclude each other; send one",
-            param="continue_final_message",
-        )
-    return "continued"
 
 
 async def _chunks(

@@ -15,13 +15,14 @@ from octavo.config import EngineConfig, Sources
 from octavo.engine.build import Built, build
 from octavo.engine.client import AsyncClient
 from octavo.errors import ConfigError
+from octavo.models.spec import ModelSpec
 from octavo.observe.lives import Lives
 from octavo.observe.vllm import cache_facts
-from octavo.resolve import settings_line
+from octavo.resolve import Resolved, settings_line
 from octavo.serve.app import create_app
 from octavo.serve.protocol import BoundedProtocol
 from octavo.serve.reporting import report
-from octavo.serve.service import ServeSettings
+from octavo.serve.service import AboutModel, ServeSettings
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +91,7 @@ async def _serve(config: EngineConfig, built: Built, lives: Lives, listener: soc
     settings = ServeSettings(
         model_names=(built.resolved.served_model_name,),
         version=__version__,
+        about=about(built.spec, built.resolved),
         cache_facts=cache_facts(config, built.resolved),
     )
     app = create_app(client, built.door, settings, lives)
@@ -119,6 +121,18 @@ async def _serve(config: EngineConfig, built: Built, lives: Lives, listener: soc
         reporting.cancel()
         await client.close()
         gc.unfreeze()  # or nothing that is frozen would be freed as the process ends
+
+
+def about(spec: ModelSpec, resolved: Resolved) -> AboutModel:
+    """What clients are told about the model."""
+    return AboutModel(
+        reference=resolved.model,
+        architecture=spec.architecture,
+        parameters=spec.parameters,
+        stored_as=spec.stored_as,
+        weights_bytes=resolved.weights_bytes,
+        fingerprint=spec.fingerprint,
+    )
 
 
 def _settle() -> None:

@@ -9,12 +9,15 @@ from octavo.serve.service import Service
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """`max_model_len` is the longest prompt and answer together, in tokens."""
+    """`root` is where the model came from; `max_model_len` is the longest prompt and answer
+    together, in tokens."""
 
     id: str
     object: str = "model"
     created: int
     owned_by: str = "octavo"
+    root: str
+    parent: None = None
     max_model_len: int
 
 
@@ -33,4 +36,9 @@ async def show_model(service: Service, request: Request) -> Response:
 
 
 def _card(service: Service, name: str) -> ModelCard:
-    return ModelCard(id=name, created=service.started_at, max_model_len=service.door.max_model_len)
+    return ModelCard(
+        id=name,
+        created=service.started_at,
+        root=service.settings.about.reference or name,
+        max_model_len=service.door.max_model_len,
+    )

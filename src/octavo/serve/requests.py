@@ -130,14 +130,21 @@ def parse(
     Raises  InvalidRequest: broken JSON; a field is unknown, not supported, of the wrong type or out
             of range.
     """
-    fields = {name: value for name, value in json_object(body).items() if value is not None}
+    fields = take_neutral(json_object(body), neutral)
+    sampling = {name: fields.pop(name) for name in names.keys() & fields.keys()}
+    return convert(fields, shape, names), params_of(sampling, defaults, names)
+
+
+def take_neutral(given: JsonObject, neutral: Neutral) -> JsonObject:
+    """What is left of the fields without those that are null or neutral.
+
+    Raises  InvalidRequest: one that is not supported asks for something.
+    """
+    fields = {name: value for name, value in given.items() if value is not None}
     for name in [name for name in fields if name in neutral]:
         if not _asks_for_nothing(fields.pop(name), neutral[name]):
             raise InvalidRequest(f"{name} is not supported yet; leave it out", param=name)
-    sampling = {name: fields.pop(name) for name in names.keys() & fields.keys()}
-    return _convert(fields, shape, {*shape.__struct_fields__, *names}), params_of(
-        sampling, defaults, names
-    )
+    return fields
 
 
 def params_of(fields: JsonObject, defaults: SamplingParams, names: Names) -> SamplingParams:
@@ -149,7 +156,9 @@ def params_of(fields: JsonObject, defaults: SamplingParams, names: Names) -> Sam
     ours: JsonObject = {}
     theirs: dict[str, str] = {}
     for name, value in fields.items():
-        own = names.get(name, name)
+        if name not in names:
+            raise _unknown(name, names)
+        own = names[name]
         if ours.setdefault(own, value) != value:
             raise InvalidRequest(
                 f"{name} and {theirs[own]} differ; send one",
@@ -157,7 +166,7 @@ def params_of(fields: JsonObject, defaults: SamplingParams, names: Names) -> Sam
             )
         theirs[own] = name
     with naming(partial(renamed, theirs)):
-        return _params(_convert(ours, SamplingFields, names), defaults)
+        return _params(convert(ours, SamplingFields, names), defaults)
 
 
 @contextmanager
@@ -235,26 +244,30 @@ def _asks_for_nothing(value: object, neutral: tuple[object, ...]) -> bool:
     )
 
 
-def _convert(fields: JsonObject, shape: type[Shape], known: Collection[str]) -> Shape:
-    """`known` are the fields that a misspelled one may mean."""
+def convert(fields: JsonObject, shape: type[Shape], others: Collection[str] = ()) -> Shape:
+    """The fields as a record. A misspelled one may mean one of its own, or of the `others`.
+
+    Raises  InvalidRequest.
+    """
     try:
         return msgspec.convert(fields, shape)
     except msgspec.ValidationError as error:
-        raise _explained(str(error), known) from error
+        raise _explained(str(error), {*shape.__struct_fields__, *others}) from error
 
 
 def _explained(message: str, known: Collection[str]) -> InvalidRequest:
     """The library's message, as an error that names the field; `known` are those we have."""
     if found := re.search(r"unknown field `(.*?)`(?: - at `\$\.?(.*)`)?$", message):
-        name = ".".join(filter(None, (found[2], found[1])))
-        return InvalidRequest(
-            f"the field {name} is not known here; {_advice(name, known)}", param=name
-        )
+        return _unknown(".".join(filter(None, (found[2], found[1]))), known)
     if found := re.search(r"missing required field `(.*?)`", message):
         return InvalidRequest(f"the field {found[1]} is missing", param=found[1])
     what, _, path = message.partition(" - at `$.")
     name = path.rstrip("`").replace("[...]", "")
     return InvalidRequest(f"{name}: {what[:1].lower()}{what[1:]}", param=name or None)
+
+
+def _unknown(name: str, known: Collection[str]) -> InvalidRequest:
+    return InvalidRequest(f"the field {name} is not known here; {_advice(name, known)}", param=name)
 
 
 def _advice(unknown: str, known: Collection[str]) -> str:

@@ -47,15 +47,29 @@ class Client(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AboutModel:
+    """What clients may ask about the model: where it came from, and what it is."""
+
+    reference: str = ""
+    architecture: str = ""
+    parameters: int = 0
+    stored_as: str = ""
+    weights_bytes: int = 0
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServeSettings:
     """What the server is told once.
 
-    The first of `model_names` is the one it shows. `defaults` fill what a request leaves out. The
-    engine counts as stalled when it has work and made no step for `stall_s`.
+    The first of `model_names` is the one it shows; `about` is what stands behind all. `defaults`
+    fill what a request leaves out. The engine counts as stalled when it has work and made no step
+    for `stall_s`.
     """
 
     model_names: tuple[str, ...]
     version: str
+    about: AboutModel = AboutModel()
     defaults: SamplingParams = field(default_factory=SamplingParams)
     max_body_bytes: int = 8 * MIB
     stall_s: float = 60.0

@@ -17,6 +17,8 @@ from octavo.text.tokenizer import Tokenizer
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _KEYS = frozenset({"role", "content", "name"})
+_LISTS = frozenset({"images", "tool_calls"})
+"""Keys that say nothing while they hold nothing."""
 _PART_KEYS = frozenset({"type", "text", "cache_control"})
 
 
@@ -102,6 +104,21 @@ class ChatTemplate:
             ) from error
 
 
+def ending_of(add_generation_prompt: bool | None, continue_final_message: bool | None) -> Ending:
+    """How a prompt ends, in the words of transformers.
+
+    Raises  InvalidRequest: it cannot end in both ways.
+    """
+    if not continue_final_message:
+        return "bare" if add_generation_prompt is False else "answer"
+    if add_generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message and add_generation_prompt exclude each other; send one",
+            param="continue_final_message",
+        )
+    return "continued"
+
+
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The messages as templates expect them: a role, and content that is one string.
 
@@ -117,7 +134,8 @@ def _checked(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise InvalidRequest(f"{where} is not an object with role and content", param=where)
     given = {key for key, value in message.items() if value is not None}
-    if unknown := sorted(given - _KEYS):
+    given -= {key for key in _LISTS if message.get(key) == []}
+    if unknown := sorted(map(str, given - _KEYS)):
         raise InvalidRequest(f"{where}.{unknown[0]} is not supported", param=where)
     role = message.get("role")
     if role not in ROLES:

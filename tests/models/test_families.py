@@ -342,3 +342,27 @@ def test_rotary_tables_are_exact_at_far_positions(rng: np.random.Generator) -> N
 def test_rotary_settings_without_finite_angles_are_refused(rope: RopeSpec) -> None:
     with pytest.raises(ModelFileError, match="rotary angles are not finite"):
         rope.tables(9_000)
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters"),
+    [
+        (LLAMA, 1_235_814_400),  # as the card of Llama-3.2-1B-Instruct says
+        (QWEN, None),
+    ],
+)
+@pytest.mark.parametrize("biased", [False, True])
+def test_the_parameters_are_those_of_transformers(
+    tmp_path: Path, config: dict[str, Any], parameters: int | None, biased: bool
+) -> None:
+    import torch
+    import transformers
+
+    if config is LLAMA and biased:
+        config, parameters = config | {"attention_bias": True, "mlp_bias": True}, None
+    with torch.device("meta"):
+        known = transformers.AutoConfig.for_model(**config)
+        model = transformers.AutoModelForCausalLM.from_config(known)
+    expected = sum(weight.numel() for weight in model.parameters())
+    assert spec_of(tmp_path, config).parameters == expected
+    assert parameters in (None, expected)

@@ -58,6 +58,17 @@ def test_the_list_and_one_request() -> None:
         assert told["receipt"]["peak_blocks"] == told["peak_blocks"] > 0
 
 
+def test_a_beginning_of_an_id_is_enough() -> None:
+    app = app_over(lives_of("abc", "abd", "b"))
+    for name in ("abd", "msg_abd", "resp_abd", "cmpl-abd"):
+        assert get(app, f"/debug/requests/{name}").json()["request"]["id"] == "abd"
+    assert get(app, "/debug/requests/chatcmpl-abc").json()["request"]["id"] == "abc"
+    several = get(app, "/debug/requests/ab")
+    assert several.status_code == 404
+    assert "2 requests begin with 'ab'" in several.json()["error"]["message"]
+    assert get(app, "/debug/requests/abe").status_code == 404
+
+
 def test_an_unknown_request_is_404_in_the_shape_of_errors() -> None:
     answer = get(app_over(lives_of("a")), "/debug/requests/nobody")
     assert answer.status_code == 404

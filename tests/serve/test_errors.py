@@ -139,3 +139,17 @@ def test_many_headers_cannot_grow_for_ever(served: Served) -> None:
 
 def test_a_head_of_a_sensible_size_passes(http: httpx.Client) -> None:
     assert http.get("/health", headers={"x": "a" * 60_000}).status_code == 200
+
+
+def test_paths_are_served_without_their_v1_too(http: httpx.Client) -> None:
+    for path, body in (
+        ("/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/completions", {"prompt": "a"}),
+        ("/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 5}),
+    ):
+        with_it, without = http.post(f"/v1{path}", json=body), http.post(path, json=body)
+        assert with_it.status_code == without.status_code == 200
+        assert with_it.json().keys() == without.json().keys()
+        assert http.post(f"/v1{path}").json() == http.post(path).json()
+    assert http.get("/models").json() == http.get("/v1/models").json()
+    assert http.get("/models/scripted").json()["id"] == "scripted"

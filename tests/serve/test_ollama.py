@@ -9,6 +9,7 @@ import ollama
 import pytest
 from tests.serve.scripted import ABOUT, CONTEXT, TEMPLATE, Gate, Script, Served
 
+from octavo.core.request import Penalty
 from octavo.errors import EngineError, Overloaded
 from octavo.serve import ollama as api
 
@@ -87,13 +88,14 @@ def test_no_prompt_asks_for_the_model_only(
 
 def test_options_reach_the_engine(llama: ollama.Client, served: Served) -> None:
     options = {"temperature": 0.25, "top_k": 7, "top_p": 0.5, "min_p": 0.125, "seed": 42}
-    answer = llama.chat(
-        model="scripted", messages=HELLO, options=options | {"stop": ["never", "the"]}
-    )
+    options |= {"repeat_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": -0.5}
+    stop = {"stop": ["never", "the"], "repeat_last_n": -1}
+    answer = llama.chat(model="scripted", messages=HELLO, options=options | stop)
     assert (answer.message.content, answer.done_reason) == ("Hello from ", "stop")
     sampling = served.client.tickets[0].request.sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.25, 7, 0.5)
     assert (sampling.min_p, sampling.seed) == (0.125, 42)
+    assert sampling.penalty == Penalty(repetition=1.5, presence=0.5, frequency=-0.5)
 
 
 @pytest.mark.parametrize(
@@ -145,6 +147,8 @@ def refused(response: httpx.Response, name: str, status: int = 400) -> None:
         ({"temperature": -1}, "options.temperature"),
         ({"temperature": "hot"}, "options.temperature"),
         ({"top_p": 2}, "options.top_p"),
+        ({"repeat_penalty": 0}, "options.repeat_penalty"),
+        ({"repetition_penalty": 1}, "options.repetition_penalty"),
         ({"stop": [""]}, "stop"),
         ({"stop": ["x"] * 17}, "options.stop"),
         ({"seed": 0.5}, "options.seed"),

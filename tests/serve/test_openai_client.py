@@ -4,7 +4,7 @@ from typing import Any
 
 import openai
 import pytest
-from tests.serve.scripted import CONTEXT, Script, Served
+from tests.serve.scripted import ABOUT, CONTEXT, Script, Served
 
 from octavo.errors import ContextLengthExceeded, EngineError, Overloaded
 
@@ -189,7 +189,12 @@ def test_a_completion_without_a_limit_has_sixteen_tokens(api: openai.OpenAI) -> 
 
 def test_models(api: openai.OpenAI) -> None:
     assert [model.id for model in api.models.list()] == ["scripted", "org/alias"]
-    assert api.models.retrieve("org/alias").model_dump()["max_model_len"] == CONTEXT
+    card = api.models.retrieve("org/alias").model_dump()
+    assert (card["max_model_len"], card["root"], card["owned_by"]) == (
+        CONTEXT,
+        ABOUT.reference,
+        "octavo",
+    )
     with pytest.raises(openai.NotFoundError) as caught:
         api.models.retrieve("other")
     assert caught.value.code == "model_not_found"

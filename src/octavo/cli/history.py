@@ -11,7 +11,7 @@ from octavo.core.plan import StepPlan
 from octavo.errors import ConfigError, JournalError, RequestError
 from octavo.observe.explain import account, page, table
 from octavo.observe.journal import Entry, Header, Torn, encode, read_journal
-from octavo.observe.lives import Life, Lives
+from octavo.observe.lives import Lives
 from octavo.simulate.replay import ImpossibleCall, Replay
 
 SHOWN = 400
@@ -115,7 +115,7 @@ def explain(arguments: Namespace) -> int:
         sys.stdout.write("\n".join(tables))
         return 0
     for lives in reversed(runs):
-        life = _find(lives, arguments.request)
+        life = lives.find(arguments.request)
         if life is not None:
             sys.stdout.write(page(account(life, lives.started_s or 0.0)))
             return 0
@@ -142,18 +142,3 @@ def _runs(file: Path) -> Iterator[Lives]:
                 ) from error
     if lives is not None:
         yield lives
-
-
-def _find(lives: Lives, name: str) -> Life | None:
-    """The request of this id, of the id in its API answer, or the only one that begins so."""
-    bare = name.rpartition("cmpl-")[2]
-    exact = lives.named(name) or lives.named(bare)
-    if exact is not None:
-        return exact
-    close = [life.id for life in lives.all() if life.id.startswith(bare)]
-    if len(close) > 1:
-        raise RequestError(
-            f"{len(close)} requests begin with {name!r}, such as {close[0]} and {close[1]};"
-            " give more of the id"
-        )
-    return lives.named(close[0]) if close else None

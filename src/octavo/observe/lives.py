@@ -4,6 +4,7 @@ The same gathering serves a journal read from a file and a server at work, where
 requests are kept. Nothing here holds token ids.
 """
 
+import re
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Iterable
@@ -28,6 +29,10 @@ from octavo.core.events import (
 )
 from octavo.core.plan import RowFailed, StepPlan, StepResult
 from octavo.core.request import Request, branch_name
+from octavo.errors import UnknownRequest
+
+_PREFIXES = ("chatcmpl-", "cmpl-", "msg_", "resp_")
+"""What the HTTP APIs put before an id."""
 
 _LEAST_WAIT_S = 1e-3
 """Shorter waits are not told."""
@@ -234,6 +239,23 @@ class Lives:
         with self._lock:
             life = self._lives.get(request_id) or self._ended.get(request_id)
             return None if life is None else self._with_waiting(life.copy())
+
+    def find(self, name: str) -> Life | None:
+        """The request of this id, of the id in its API answer, or the only one that begins so.
+
+        Raises  UnknownRequest: more than one begins so.
+        """
+        bare = re.sub(f"^({'|'.join(_PREFIXES)})", "", name)
+        exact = self.named(name) or self.named(bare)
+        if exact is not None:
+            return exact
+        close = [life.id for life in self.all() if life.id.startswith(bare)]
+        if len(close) > 1:
+            raise UnknownRequest(
+                f"{len(close)} requests begin with {name!r}, such as {close[0]} and {close[1]};"
+                " give more of the id"
+            )
+        return self.named(close[0]) if close else None
 
     def all(self) -> list[Life]:
         """All requests that are kept, in order of arrival."""

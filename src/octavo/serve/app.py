@@ -64,9 +64,15 @@ def create_app(
         ("/debug/requests/{id}", "GET", show_request),
     )
     routes = [
-        Route(path, partial(handler, service), methods=[method])
+        Route(place, partial(handler, service), methods=[method])
         for path, method, handler in endpoints
+        for place in _places(path)
     ]
     app = Starlette(routes=routes, exception_handlers=HANDLERS)
     app.state.metrics = metrics
     return app
+
+
+def _places(path: str) -> tuple[str, ...]:
+    """Where a path is served: also without its /v1, which clients are often told to leave out."""
+    return (path, path.removeprefix("/v1")) if path.startswith("/v1/") else (path,)

@@ -35,9 +35,10 @@ async def list_requests(service: Service, request: Request) -> Response:
 
 
 async def show_request(service: Service, request: Request) -> Response:
-    """The life of one request, by its id with or without the prefix of the API."""
+    """The life of one request, by its id with or without the prefix of the API, or by a beginning
+    of it that no other has."""
     name = request.path_params["id"]
-    life = service.lives.named(name.rpartition("cmpl-")[2])
+    life = service.lives.find(name)
     if life is None:
         raise UnknownRequest(f"no request {name!r} among those kept; /debug/requests lists them")
     return json_response(Told(request=account(life, service.lives.started_s or 0.0)))

@@ -136,6 +136,6 @@ OLLAMA = Dialect(media_type=_LINES, frame=json_line, error=ollama_error)
 
 def dialect_of(path: str) -> Dialect:
     """The dialect in which a path answers, whether there is such a path or not."""
-    if path.startswith("/v1/messages"):
+    if path.removeprefix("/v1").startswith("/messages"):
         return ANTHROPIC
     return OLLAMA if path.startswith("/api/") else OPENAI

@@ -52,7 +52,10 @@ GENERATE_NEUTRAL: Neutral = {
     "width": (0,),
 }
 OPTION_NAMES: Names = {
+    "frequency_penalty": "frequency_penalty",
     "min_p": "min_p",
+    "presence_penalty": "presence_penalty",
+    "repeat_penalty": "repetition_penalty",
     "seed": "seed",
     "stop": "stop",
     "temperature": "temperature",
@@ -62,7 +65,6 @@ OPTION_NAMES: Names = {
 OPTION_NEUTRAL: Neutral = {
     "embedding_only": (False,),
     "f16_kv": (True,),
-    "frequency_penalty": (0,),
     "logits_all": (False,),
     "low_vram": (False,),
     "main_gpu": (0,),
@@ -75,17 +77,16 @@ OPTION_NEUTRAL: Neutral = {
     "num_thread": (0,),
     "numa": (False,),
     "penalize_newline": (True,),
-    "presence_penalty": (0,),
-    "repeat_last_n": (-1, 0, 64),
-    "repeat_penalty": (1,),
+    "repeat_last_n": (-1, 64),
     "tfs_z": (1,),
     "typical_p": (1,),
     "use_mlock": (False,),
     "use_mmap": (True,),
     "vocab_only": (False,),
 }
-"""How memory and cores are used is for the server's settings to say; an answer that reaches the end
-of the context ends there, so that nothing of a prompt is ever dropped."""
+"""A penalty sees all of prompt and answer. How memory and cores are used is for the server's
+settings to say; an answer that reaches the end of the context ends there, so that nothing of a
+prompt is ever dropped."""
 
 NS = 10**9
 

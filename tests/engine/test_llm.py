@@ -408,3 +408,16 @@ def test_only_what_is_allowed_and_nothing_bad_is_answered(llm: LLM) -> None:
     assert set(of(llm, COLOURS, allowed_token_ids=allowed).token_ids) <= set(allowed)
     with pytest.raises(InvalidRequest, match="allowed_token_ids holds 99999999"):
         of(llm, COLOURS, allowed_token_ids=[99999999])
+
+
+def test_the_likeliest_tokens_come_along(llm: LLM) -> None:
+    plain = of(llm, COLOURS)
+    assert plain.top_logprobs == ()
+    scored = of(llm, COLOURS, logprobs=3)
+    assert (scored.token_ids, scored.logprobs) == (plain.token_ids, plain.logprobs)
+    for token, logprob, top in zip(
+        scored.token_ids, scored.logprobs, scored.top_logprobs, strict=True
+    ):
+        assert top[0] == (token, logprob)
+        assert len(top) == 3
+        assert top[0][1] >= top[1][1] >= top[2][1]

@@ -2,10 +2,11 @@
 
 Alone, together, in any order of arrival, in steps of 16, 64 or 2,048 tokens, with one thread or
 two, from a warm prefix cache, or in a pool so small that requests are preempted again and again:
-the tokens and log-probabilities of a request are equal, by ==. For each instruction set here on a
-small random network, whose near ties would show a change of one bit, and, twenty requests, on the
-demo model; with weights in bfloat16, and in eight and four bits; with keys and values in bfloat16,
-and in eight bits; with layers that see all, and with some that see a window.
+the tokens and log-probabilities of a request, those of the likeliest too, are equal, by ==. For
+each instruction set here on a small random network, whose near ties would show a change of one
+bit, and, twenty requests, on the demo model; with weights in bfloat16, and in eight and four bits;
+with keys and values in bfloat16, and in eight bits; with layers that see all, and with some that
+see a window.
 """
 
 import json
@@ -21,7 +22,7 @@ from safetensors.numpy import save_file
 from octavo.config import Quantization
 from octavo.core.block_manager import BlockManager
 from octavo.core.budget import Limits, Preemption
-from octavo.core.events import Finished, Token
+from octavo.core.events import Finished, Likeliest, Token
 from octavo.core.invariants import check
 from octavo.core.prefix_cache import HashFunction, PrefixCache, sha256
 from octavo.core.request import Penalty, Request, Sampling
@@ -45,7 +46,7 @@ MAX_CONTEXT = 256
 SEQUENCES = 40
 END = 2
 
-Answers = dict[str, tuple[tuple[int, float], ...]]
+Answers = dict[str, tuple[tuple[int, float, Likeliest], ...]]
 
 
 def mixed_requests(seed: int, vocabulary: int, count: int) -> list[Request]:
@@ -88,6 +89,7 @@ def mixed_requests(seed: int, vocabulary: int, count: int) -> list[Request]:
                 min_tokens=draw.choice((0, 0, 1)),
                 stop_token_ids=frozenset({END}),
                 sampling=sampling,
+                top_logprobs=draw.choice((0, 0, 3, 5)),
             )
         )
     return requests
@@ -241,7 +243,7 @@ def serve(engine: Engine, requests: Sequence[Request], *, each_step: int | None 
         for event in engine.step():
             if isinstance(event, Token):
                 name = name_of(event.request_id, event.branch)
-                answers[name].append((event.token, event.logprob))
+                answers[name].append((event.token, event.logprob, event.top))
             elif isinstance(event, Finished):
                 assert event.reason in ("stop", "length"), event
                 ended.add(name_of(event.request_id, event.branch))
@@ -375,7 +377,7 @@ def test_from_what_an_earlier_engine_has_sent(
 ) -> None:
     """Contract C11: prompt and emitted tokens go on as the answer would have."""
     resumed = [
-        replace(request, emitted=tuple(token for token, _ in together[request.id][:sent]))
+        replace(request, emitted=tuple(token for token, *_ in together[request.id][:sent]))
         for request in requests
         if len(together[request.id]) > sent
     ]

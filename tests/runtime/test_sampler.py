@@ -5,9 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from octavo.core.plan import RowFailed, Sampled
-from octavo.core.request import Request, Sampling
+from octavo.core.plan import Bind, RowFailed, Sampled
+from octavo.core.request import Penalty, Request, Sampling
 from octavo.ops.reference import ReferenceOps
+from octavo.runtime.edits import Edits
 from octavo.runtime.sampler import Draw, Sampler, uniform
 
 VOCABULARY = 50
@@ -215,3 +216,28 @@ def test_a_row_of_which_nothing_may_be_drawn_fails_alone(rng: np.random.Generato
     outcomes = sampled(logits, asked)
     assert outcomes[1] == RowFailed(1, "every token that may be drawn is masked")
     assert (outcomes[0], outcomes[2]) == (good[0], good[2])
+
+
+def test_the_likeliest_tokens_are_those_of_the_model(rng: np.random.Generator) -> None:
+    """Whatever sampling does, in the numbers that each row asks for, and only there."""
+    logits = np.stack([logits_of(rng) for _ in range(5)])
+    logits[4] = 0.0
+    asked = [
+        replace(request(temperature=3.0, seed=1), top_logprobs=4),
+        request(),
+        replace(request(penalty=Penalty(repetition=50.0)), top_logprobs=1),
+        replace(request(logit_bias=((7, 99.0),)), top_logprobs=20),
+        replace(request(), top_logprobs=3),
+    ]
+    draws = [Draw(row, 2, one, Edits.of(Bind(row, one))) for row, one in enumerate(asked)]
+    outcomes = Sampler(ReferenceOps(), max_rows=5).sample(logits.copy(), draws)
+    for row, (one, outcome) in enumerate(zip(asked, outcomes, strict=True)):
+        assert isinstance(outcome, Sampled)
+        logprobs = np.log(softmax(logits[row]))
+        order = np.argsort(-logits[row], kind="stable")[: one.top_logprobs].tolist()
+        assert [token for token, _ in outcome.top] == order
+        assert [value for _, value in outcome.top] == pytest.approx(logprobs[order], abs=1e-4)
+        assert dict(outcome.top).get(outcome.token, outcome.logprob) == outcome.logprob
+        alone = Sampler(ReferenceOps(), max_rows=1).sample(logits[[row]].copy(), [draws[row]])
+        assert alone == (outcome,)
+    assert outcomes[3].token == 7  # type: ignore[union-attr]

@@ -115,7 +115,8 @@ class Script:
 class ScriptedClient:
     """Answers each prompt with the script's text, a token a byte, then the end token.
 
-    A branch after the first has its number put before the text. The last one comes first.
+    A branch after the first has its number put before the text. The last one comes first. Each
+    token has the log-probability -0.25; the next likely are those with the next ids.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -173,7 +174,8 @@ class ScriptedClient:
                 raise script.error
             if assembler.ended:
                 break
-            for item in assembler.take(Token(request.id, index, token, -0.25, branch)):
+            top = tuple((token + rank, -0.25 - rank) for rank in range(request.top_logprobs))
+            for item in assembler.take(Token(request.id, index, token, -0.25, branch, top)):
                 yield item
         reason = "stop" if stops else ("length" if script.reason == "stop" else script.reason)
         receipt = Receipt(

@@ -35,17 +35,27 @@ class Receipt:
     """How many of the preemptions swapped its KV."""
 
 
+Likeliest = tuple[tuple[int, float], ...]
+"""Tokens and their log-probabilities, the likeliest first, of equals the lowest id first."""
+
+
 class Token(NamedTuple):
-    """Answer token `number` (from 0) of one branch of a request."""
+    """Answer token `number` (from 0) of one branch of a request.
+
+    `logprob` and `top`, the likeliest tokens if the request asks for them, are the model's, before
+    anything that its sampling does.
+    """
 
     request_id: str
     number: int
     token: int
     logprob: float
     branch: int = 0
+    top: Likeliest = ()
 
 
-new_token: Callable[[type[Token], tuple[str, int, int, float, int]], Token] = tuple.__new__
+new_token: Callable[[type[Token], tuple[str, int, int, float, int, Likeliest]], Token]
+new_token = tuple.__new__
 """`new_token(Token, fields)` is `Token(*fields)` in half the time: each step makes one for every
 sequence."""
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
-from octavo.core.events import Decision
+from octavo.core.events import Decision, Likeliest
 from octavo.core.request import Request
 
 
@@ -103,11 +103,15 @@ class StepPlan:
 
 
 class Sampled(NamedTuple):
-    """The token drawn for a span that samples, with its log-probability before any filter."""
+    """The token drawn for a span that samples, with its log-probability before any filter.
+
+    `top` has the likeliest tokens before any filter, if the request asks for them.
+    """
 
     row: int
     token: int
     logprob: float
+    top: Likeliest = ()
 
 
 @dataclass(frozen=True, slots=True)

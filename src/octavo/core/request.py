@@ -75,6 +75,7 @@ class Request:
     behalf it comes: some policies are fair between tenants. Its first token should come within
     `ttft_target_s` of its arrival, each further one within `tpot_target_s` on average; None is what
     the limits say.
+    Each answer token comes with the `top_logprobs` likeliest ones.
     `pins`, the shortest first, ask that beginnings of the prompt stay in the pool. `keep` asks that
     each answer that ends as it should leaves its blocks as a hold, under the name that decisions
     give it; a request that is to go on `after` this name shares as many positions as it begins
@@ -98,6 +99,7 @@ class Request:
     after: str | None = None
     ttft_target_s: float | None = None
     tpot_target_s: float | None = None
+    top_logprobs: int = 0
 
     def split(self) -> "tuple[Request, ...]":
         """One request a branch, in order."""

@@ -305,8 +305,8 @@ class Scheduler:
                 and isinstance(outcome, Sampled)
                 and outcome.token not in request.stop_token_ids
             ):
-                _, token, logprob = outcome
-                events.append(sequence.step(stop, token, logprob))
+                _, token, logprob, top = outcome
+                events.append(sequence.step(stop, token, logprob, top))
                 tenants.append(request.tenant)
             else:
                 events += self._take_in(sequence, epoch, span, outcome, now)
@@ -335,7 +335,7 @@ class Scheduler:
         assert outcome is not None, f"{sequence.id}: the step sampled nothing"
         self.counters.tokens_sampled += 1
         self.roster.service.answer(sequence.request.tenant)
-        token = sequence.append(outcome.token, outcome.logprob, now)
+        token = sequence.append(outcome.token, outcome.logprob, now, outcome.top)
         if token.number == 0 and not sequence.number:
             self.counters.prompt_tokens += sequence.prompt_length
             self.counters.prompt_tokens_cached += sequence.cached_tokens

@@ -12,7 +12,7 @@ admission on, as if it were computed: its plan moves it in.
 from enum import Enum
 
 from octavo.core.block_table import BlockTable
-from octavo.core.events import Finished, FinishReason, Receipt, Token, new_token
+from octavo.core.events import Finished, FinishReason, Likeliest, Receipt, Token, new_token
 from octavo.core.plan import Bind, Span, new_span
 from octavo.core.prefix_cache import Context, Prefix
 from octavo.core.request import Request, branch_name
@@ -244,23 +244,23 @@ class Sequence:
         if start < self._reached:
             self._recomputed_tokens += min(stop, self._reached) - start
 
-    def append(self, token: int, logprob: float, now: float) -> Token:
+    def append(self, token: int, logprob: float, now: float, top: Likeliest = ()) -> Token:
         """Take in an answer token; returns its event."""
         if self.first_token_s is None:
             self.first_token_s = now
         self.tokens.append(token)
         request = self.request
         number = len(self.tokens) - self.prompt_length - 1
-        return new_token(Token, (request.id, number, token, logprob, self.branch))
+        return new_token(Token, (request.id, number, token, logprob, self.branch, top))
 
-    def step(self, stop: int, token: int, logprob: float) -> Token:
+    def step(self, stop: int, token: int, logprob: float, top: Likeliest) -> Token:
         """`compute` and `append` before the `next_event`, for a span that samples: the first token
         is there, and nothing is computed again."""
         self.computed = stop
         self.tokens.append(token)
         request = self.request
         number = stop - self.prompt_length
-        return new_token(Token, (request.id, number, token, logprob, self.branch))
+        return new_token(Token, (request.id, number, token, logprob, self.branch, top))
 
     def finish(
         self, reason: FinishReason, stop_id: int | None, now: float, message: str = ""

@@ -2,12 +2,15 @@
 
 from dataclasses import dataclass
 
-from octavo.core.events import FinishReason, Receipt
+from octavo.core.events import FinishReason, Likeliest, Receipt
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """One prompt's answer: its text and tokens, why it ended, and what it cost.
+
+    `logprobs` are the model's log-probabilities of the tokens, `top_logprobs` the likeliest tokens
+    in place of each with theirs, if they were asked for.
 
     With `n` > 1 this is the first of the prompt's `choices`. Their receipts sum to what the prompt
     cost: its own tokens stand in the first.
@@ -24,6 +27,7 @@ class Answer:
     receipt: Receipt
     error: str = ""
     others: tuple["Answer", ...] = ()
+    top_logprobs: tuple[Likeliest, ...] = ()
 
     @property
     def choices(self) -> tuple["Answer", ...]:

@@ -192,6 +192,7 @@ class Door:
             salt=params.cache_salt or "",
             use_cache=params.cache == "on",
             pins=_all_pins(pins, len(ids), params),
+            top_logprobs=params.logprobs or 0,
         )
         rules = StopRules(
             strings=tuple(params.stop),
@@ -204,7 +205,11 @@ class Door:
             request,
             tuple(
                 Assembler(
-                    self.tokenizer, rules, skip_special=params.skip_special_tokens, branch=branch
+                    self.tokenizer,
+                    rules,
+                    skip_special=params.skip_special_tokens,
+                    branch=branch,
+                    scores=params.logprobs is not None,
                 )
                 for branch in range(params.n)
             ),

@@ -241,6 +241,7 @@ def _answer(parts: Sequence[Delta], ended: Ended) -> Answer:
         stop_reason=ended.stop_reason,
         receipt=ended.receipt,
         error=ended.message,
+        top_logprobs=tuple(one.top for part in parts for one in part.scored),
     )
 
 

@@ -13,6 +13,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_ANSWERS = 128
+MAX_LOGPROBS = 20
 MAX_BIASED_IDS = 1024
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_CHARACTERS = 256
@@ -44,6 +45,9 @@ class SamplingParams:
     Only `allowed_token_ids` are drawn, if they are given: an end token must be among them to end
     the answer. None of the `bad_words` appears in it, neither at its start nor after a space.
 
+    With `logprobs` each token of the answer comes with the log-probabilities of so many likeliest
+    ones, 0 to 20. They are the model's, before anything above.
+
     With `cache` off the prompt is computed whole, and nothing of it is cached. Prompts of one
     `cache_salt` share their beginnings with each other only. `cache_control`, as
     `{"type": "ephemeral", "ttl": "5m"}` (or 1h), asks that the prompt stays cached for so long
@@ -63,6 +67,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()
+    logprobs: int | None = None
     max_tokens: int | None = None
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
@@ -97,6 +102,8 @@ class SamplingParams:
         _integer("min_tokens", self.min_tokens, 0)
         _integer("n", self.n, 1, MAX_ANSWERS)
         _integer("priority", self.priority, -(2**31), 2**31 - 1)
+        if self.logprobs is not None:
+            _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if self.seed is not None:
             _integer("seed", self.seed, -(2**63), 2**64 - 1)
         if self.max_tokens is not None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from octavo.core.events import Likeliest
 from octavo.core.plan import RowFailed, Sampled
 from octavo.core.request import Request, Sampling
 from octavo.ops.api import F32, F64, Draws, Ops
@@ -82,7 +83,13 @@ class Sampler:
             return ()
         best, logprob = self._best[: len(draws)], self._logprob[: len(draws)]
         self._ops.argmax(logits, best, logprob)
-        outcomes = [_likeliest(*row) for row in zip(draws, best, logprob, strict=True)]
+        outcomes = [_best(*row) for row in zip(draws, best, logprob, strict=True)]
+        named = [
+            index
+            for index, draw in enumerate(draws)
+            if draw.request.top_logprobs and best[index] >= 0
+        ]
+        tops = self._likeliest(logits, named, draws) if named else {}
         others = [index for index, draw in enumerate(draws) if best[index] >= 0 and _draws(draw)]
         if others:
             highest = [float(logits[index, best[index]]) for index in others]
@@ -95,7 +102,25 @@ class Sampler:
                 logit = originals.get(index, token) if index in edits else None
                 below = (float(logits[index, token]) if logit is None else logit) - high
                 outcomes[index] = _outcome(draws[index], token, below + float(logprob[index]))
+        for index, top in tops.items():
+            outcome = outcomes[index]
+            if isinstance(outcome, Sampled):
+                outcomes[index] = outcome._replace(top=top)
         return tuple(outcomes)
+
+    def _likeliest(
+        self, logits: F32, rows: Sequence[int], draws: Sequence[Draw]
+    ) -> dict[int, Likeliest]:
+        """The likeliest tokens of each of these rows, as many as its request asks for."""
+        most = min(max(draws[row].request.top_logprobs for row in rows), logits.shape[1])
+        ids, values = np.empty((len(rows), most), np.int32), np.empty((len(rows), most), np.float32)
+        self._ops.likeliest(logits, np.array(rows, np.int32), ids, values)
+        tops = {}
+        for row, tokens, found in zip(rows, ids.tolist(), values.tolist(), strict=True):
+            count, offset = draws[row].request.top_logprobs, float(self._logprob[row])
+            logprobs = (value - found[0] + offset for value in found[:count])
+            tops[row] = tuple(zip(tokens[:count], logprobs, strict=True))
+        return tops
 
     def _draw(
         self, logits: F32, rows: Sequence[int], draws: Sequence[Draw]
@@ -129,7 +154,7 @@ def _draws(draw: Draw) -> bool:
     return draw.edits is not None or draw.masks or not draw.request.sampling.greedy
 
 
-def _likeliest(draw: Draw, best: np.int32, logprob: np.float32) -> Sampled | RowFailed:
+def _best(draw: Draw, best: np.int32, logprob: np.float32) -> Sampled | RowFailed:
     if best < 0:
         return RowFailed(draw.row, f"the logits of position {draw.position - 1} are not finite")
     return Sampled(draw.row, int(best), float(logprob))

@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 from octavo.core.events import Receipt
 from octavo.engine.door import Ticket
 from octavo.serve.service import Item, Service
-from octavo.text.assembler import Delta, Ended
+from octavo.text.assembler import Delta, Ended, Scored
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,11 +97,12 @@ class Answer:
 
     text: str
     ended: Ended
+    scored: tuple[Scored, ...] = ()
 
 
 async def collect(service: Service, tickets: Sequence[Ticket], tally: Tally) -> tuple[Answer, ...]:
     """All answers, in the order of the tickets and of their branches."""
-    texts: list[list[str]] = [[] for ticket in tickets for _ in ticket.assemblers]
+    deltas: list[list[Delta]] = [[] for ticket in tickets for _ in ticket.assemblers]
     ends: dict[int, Ended] = {}
     async with aclosing(merge(service, tickets)) as items:
         async for index, item in items:
@@ -109,8 +110,15 @@ async def collect(service: Service, tickets: Sequence[Ticket], tally: Tally) -> 
             if isinstance(item, Ended):
                 ends[index] = item
             else:
-                texts[index].append(item.text)
-    return tuple(Answer("".join(text), ends[index]) for index, text in enumerate(texts))
+                deltas[index].append(item)
+    return tuple(
+        Answer(
+            "".join([part.text for part in parts]),
+            ends[index],
+            tuple([one for part in parts for one in part.scored]),
+        )
+        for index, parts in enumerate(deltas)
+    )
 
 
 async def merge(

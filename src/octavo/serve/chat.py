@@ -13,6 +13,7 @@ from starlette.responses import Response
 from octavo.engine.door import Ticket
 from octavo.serve.answers import OctavoUsage, Tally, Usage, collect, merge
 from octavo.serve.errors import json_response
+from octavo.serve.logprobs import ChatLogprobs, chat_logprobs, chat_params
 from octavo.serve.requests import (
     NEUTRAL_EVERYWHERE,
     Neutral,
@@ -33,10 +34,10 @@ NEUTRAL: Neutral = {
     "chat_template": (),
     "chat_template_kwargs": ({},),
     "documents": ([],),
+    "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "include_reasoning": (True,),
-    "logprobs": (False,),
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),  # of no calls at all
@@ -49,7 +50,6 @@ NEUTRAL: Neutral = {
     "store": (False,),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "top_logprobs": (0,),
     "verbosity": (),
     "web_search_options": (),
 }
@@ -64,6 +64,8 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     messages: list[Any]
     model: str | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     stream: bool | None = None
@@ -84,7 +86,7 @@ class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     index: int = 0
     message: ChatMessage
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: str
     stop_reason: str | int | None
 
@@ -92,7 +94,7 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
 class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     index: int = 0
     delta: ChatDelta
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | UnsetType | None = UNSET
 
@@ -121,6 +123,7 @@ async def create_chat_completion(service: Service, request: Request) -> Response
     """The endpoint."""
     body = await read_body(request, service.settings.max_body_bytes)
     asked, params = parse(body, ChatRequest, NEUTRAL, service.settings.defaults)
+    params = chat_params(params, asked.logprobs, asked.top_logprobs)
     model = service.model_named(asked.model)
     options = check_stream_options(asked.stream, asked.stream_options)
     ending = ending_of(asked.add_generation_prompt, asked.continue_final_message)
@@ -132,12 +135,13 @@ async def create_chat_completion(service: Service, request: Request) -> Response
         blank = ChatChunk(id=answer_id, created=created, model=model)
         chunks = _chunks(service, ticket, blank, options, asked.user)
         return await stream_response(request.receive, chunks)
-    tally = Tally([ticket])
+    tally, tokenizer = Tally([ticket]), service.door.tokenizer
     answers = await while_connected(request.receive, collect(service, [ticket], tally))
     choices = tuple(
         ChatChoice(
             index=index,
             message=ChatMessage(content=answer.text),
+            logprobs=chat_logprobs(tokenizer, answer.scored) if asked.logprobs else None,
             finish_reason=answer.ended.finish_reason,
             stop_reason=answer.ended.stop_reason,
         )
@@ -162,11 +166,11 @@ async def _chunks(
     if asked."""
     tally = Tally([ticket])
 
-    def chunk(index: int, delta: ChatDelta, **ending: Any) -> ChatChunk:
+    def chunk(index: int, delta: ChatDelta, **others: Any) -> ChatChunk:
         absent = None if options.include_usage else UNSET
         return msgspec.structs.replace(
             blank,
-            choices=(ChatChunkChoice(index=index, delta=delta, **ending),),
+            choices=(ChatChunkChoice(index=index, delta=delta, **others),),
             usage=tally.usage() if options.continuous_usage_stats else absent,
         )
 
@@ -180,6 +184,9 @@ async def _chunks(
             if not isinstance(item, Delta):
                 ending = {"finish_reason": item.finish_reason, "stop_reason": item.stop_reason}
                 yield chunk(index, ChatDelta(), **ending)
+            elif item.scored:
+                logprobs = chat_logprobs(service.door.tokenizer, item.scored)
+                yield chunk(index, ChatDelta(content=item.text), logprobs=logprobs)
             elif item.text:
                 yield chunk(index, ChatDelta(content=item.text))
     if options.include_usage:

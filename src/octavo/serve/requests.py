@@ -22,7 +22,6 @@ Neutral = Mapping[str, tuple[object, ...]]
 """Fields that other servers have and Octavo has not, each with the values that ask for nothing."""
 
 NEUTRAL_EVERYWHERE: Neutral = {
-    "echo": (False,),
     "kv_transfer_params": (),
     "length_penalty": (1,),
     "logits_processors": (),

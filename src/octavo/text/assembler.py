@@ -1,21 +1,39 @@
 """One answer, from the core's events to the text, ids and finish reason a caller sees."""
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from octavo.core.events import Finished, FinishReason, Receipt, Token
+from octavo.core.events import Finished, FinishReason, Likeliest, Receipt, Token
 from octavo.text.detokenizer import Detokenizer
 from octavo.text.stops import Matched, StopStrings
 from octavo.text.tokenizer import Tokenizer
 
 
+class Scored(NamedTuple):
+    """An answer token as callers who ask for log-probabilities see it, with the likeliest ones.
+
+    `offset` is where its text begins in the text of the answer, in characters: what a stop string
+    cuts off counts, and a character that begins with one token and ends with another is the last's.
+    """
+
+    token: int
+    logprob: float
+    top: Likeliest
+    offset: int
+
+
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """The next piece of an answer; `text` is empty while it may still become a stop string."""
+    """The next piece of an answer; `text` is empty while it may still become a stop string.
+
+    `scored` are its tokens, if the caller asked for their log-probabilities.
+    """
 
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     branch: int = 0
+    scored: tuple[Scored, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +76,18 @@ class Assembler:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, rules: StopRules, *, skip_special: bool, branch: int = 0
+        self,
+        tokenizer: Tokenizer,
+        rules: StopRules,
+        *,
+        skip_special: bool,
+        branch: int = 0,
+        scores: bool = False,
     ) -> None:
         self._rules = rules
         self._branch = branch
+        self._scores = scores
+        self._characters = 0
         self._detokenizer = Detokenizer(tokenizer, skip_special=skip_special)
         self._stops = StopStrings(rules.strings, include=rules.include_string)
         self._completion_tokens = 0
@@ -79,13 +105,17 @@ class Assembler:
         if self.ended:
             return ()
         self._completion_tokens += 1
-        text = self._text_of(event.token)
+        offset, text = self._characters, self._text_of(event.token)
+        if self._scores:
+            scored = (Scored(event.token, event.logprob, event.top, offset),)
+            return (Delta(text, (event.token,), (event.logprob,), self._branch, scored),)
         return (Delta(text, (event.token,), (event.logprob,), self._branch),)
 
     def _text_of(self, token: int) -> str:
         if token in self._rules.end_ids and not self._rules.include_string:
             return ""
         piece = self._detokenizer.push(token)
+        self._characters += len(piece)
         may_match = self._completion_tokens >= self._rules.min_tokens
         outcome = self._stops.push(piece, may_match=may_match)
         if isinstance(outcome, Matched):

@@ -213,6 +213,14 @@ class EngineConfig:
         low=0,
         high=(1 << 63) - 1,
     )
+    stall_timeout: float | None = _setting(
+        None,
+        "duration",
+        "an engine that has work and ends no step for so long is started again, as 60s; 0: never"
+        " (default: from the size of the model, 60s or more)",
+        low=0.0,
+        high=1e6,
+    )
     journal: str | None = _setting(
         None,
         "text",

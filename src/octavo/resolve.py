@@ -28,6 +28,11 @@ DEFAULT_QUANTIZATION: Quantization = "none"
 DEFAULT_KV_CACHE_DTYPE: KVCacheDtype = "bfloat16"
 SWAP_SHARE = 8
 """One part in so many of the KV memory is swap space, unless asked otherwise."""
+CORE_FLOPS = 2e10
+"""What one core is guessed to compute a second, before the first step has shown it."""
+LEAST_STALL_S = 60.0
+STALL_STEPS = 20
+"""An engine is stuck when a step takes so many times as long as the largest should."""
 INTERPRETER_BYTES = 96 * MIB
 """What Python, the libraries and the tokenizer hold beside the arrays that are counted."""
 
@@ -77,6 +82,7 @@ class Resolved:
     quantization: Quantization
     kv_cache_dtype: KVCacheDtype
     threads: int
+    stall_s: float
     isa: str | None
     seed: int | None
     free_bytes: int
@@ -131,6 +137,7 @@ def resolve(config: EngineConfig, model: ModelFacts, machine: MachineFacts) -> R
     fixed_bytes = model.weights_bytes + headroom_bytes
     blocks, swap_blocks = _kv_blocks(config, machine, fixed_bytes, block_bytes)
     max_model_len = _max_model_len(config, model, blocks, block_bytes)
+    threads = config.threads or machine.cores
     return Resolved(
         model=config.model,
         served_model_name=config.served_model_name or config.model,
@@ -163,13 +170,22 @@ def resolve(config: EngineConfig, model: ModelFacts, machine: MachineFacts) -> R
         enable_prefix_caching=config.enable_prefix_caching,
         quantization=quantization_of(config),
         kv_cache_dtype=kv_cache_dtype_of(config),
-        threads=config.threads or machine.cores,
+        threads=threads,
+        stall_s=_stall_s(config, model.weights_bytes * most_tokens / threads),
         isa=config.isa,
         seed=config.seed,
         free_bytes=machine.free_bytes,
         weights_bytes=model.weights_bytes,
         headroom_bytes=headroom_bytes,
     )
+
+
+def _stall_s(config: EngineConfig, core_flop: float) -> float:
+    """After how long without a step an engine is stuck. `core_flop` is the work of the largest step
+    for one core: a token takes two operations a weight, which has two bytes."""
+    if config.stall_timeout is not None:
+        return config.stall_timeout
+    return max(LEAST_STALL_S, STALL_STEPS * core_flop / CORE_FLOPS)
 
 
 def boot_lines(resolved: Resolved) -> tuple[str, ...]:
@@ -211,6 +227,7 @@ def settings_line(config: EngineConfig, sources: Sources, resolved: Resolved) ->
         "kv_cache_memory": resolved.pool_bytes,
         "swap_space": resolved.swap_bytes,
         "threads": resolved.threads,
+        "stall_timeout": resolved.stall_s,
     }
     parts = []
     for name, source in sources.items():

@@ -12,9 +12,11 @@ from octavo.core.budget import Limits
 from octavo.core.plan import StepPlan, StepResult
 from octavo.core.request import Request, Sampling
 from octavo.core.scheduler import Scheduler
-from octavo.engine.client import AsyncClient, Stop
+from octavo.engine.client import AsyncClient
 from octavo.engine.door import Ticket
 from octavo.engine.engine import Engine
+from octavo.engine.thread import EngineThread
+from octavo.engine.wire import Stop
 from octavo.errors import EngineStopped, InvalidRequest, Overloaded, RequestError
 from octavo.simulate.oracle import OracleRunner, answer_alone
 from octavo.text.assembler import Assembler, Delta, Ended, StopRules
@@ -61,7 +63,7 @@ async def serving(
     )
     limits = Limits(sequences=sequences, tokens=16, waiting=waiting, waiting_tokens=waiting_tokens)
     engine = Engine(Scheduler(BlockManager(blocks=16, block_size=4), limits), runner)
-    client = AsyncClient(engine)
+    client = AsyncClient(EngineThread(engine))
     await client.start()
     try:
         yield client, runner, engine
@@ -247,7 +249,7 @@ async def test_a_question_to_an_engine_that_ends_is_answered() -> None:
     async with serving() as (client, runner, engine):
         task = asyncio.ensure_future(collect(client, ticket("open", tokens=40)))
         await settled(lambda: bool(engine.scheduler.running))
-        client._thread.send(Stop())
+        client._link.send(Stop())
         asked = asyncio.ensure_future(client.change_limits({"max_num_seqs": 1}))
         runner.let_all()
         for waiting in (task, asked):

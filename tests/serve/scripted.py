@@ -17,7 +17,9 @@ from octavo.engine.door import Door, Ticket
 from octavo.engine.engine import EngineStatus
 from octavo.engine.limits import changed
 from octavo.observe.buckets import STEP_TOKENS, TOKEN_S
+from octavo.observe.explain import Account, account
 from octavo.observe.histogram import nothing
+from octavo.observe.lives import Lives
 from octavo.serve.app import create_app
 from octavo.serve.protocol import BoundedProtocol
 from octavo.serve.service import AboutModel, ServeSettings
@@ -127,7 +129,9 @@ class ScriptedClient:
         self.was_cancelled = threading.Event()
         self.alive = True
         self.draining = False
+        self.restarting = False
         self.state = IDLE
+        self.lives = Lives()
 
     def status(self) -> EngineStatus:
         return self.state
@@ -142,6 +146,14 @@ class ScriptedClient:
     async def explain(self, request: Request) -> Explanation:
         length = len(request.prompt)
         return Explanation(length, 0, 16, (Stretch(0, ceil_div(length, 16), "never_seen"),), 0.0)
+
+    async def accounts(self) -> tuple[Account, ...]:
+        started_s = self.lives.started_s or 0.0
+        return tuple(account(life, started_s, brief=True) for life in self.lives.all())
+
+    async def find_account(self, name: str) -> Account | None:
+        life = self.lives.find(name)
+        return None if life is None else account(life, self.lives.started_s or 0.0)
 
     async def stream(self, ticket: Ticket) -> AsyncGenerator[Delta | Ended, None]:
         request = ticket.request

@@ -16,6 +16,7 @@ from octavo.core.setup import scheduler_of
 from octavo.engine.client import AsyncClient
 from octavo.engine.door import Door
 from octavo.engine.engine import Engine
+from octavo.engine.thread import EngineThread
 from octavo.observe.lives import Lives
 from octavo.serve.app import create_app
 from octavo.serve.service import ServeSettings
@@ -33,9 +34,11 @@ def http() -> Iterator[httpx.Client]:
         blocks=BLOCKS, block_size=SIZE, limits=Limits(sequences=4, tokens=64, pinned_blocks=8)
     )
     oracle = OracleRunner(blocks=BLOCKS, block_size=SIZE, vocabulary=60)
-    client = AsyncClient(Engine(scheduler_of(setup), oracle, observers=[lives]))
+    client = AsyncClient(
+        EngineThread(Engine(scheduler_of(setup), oracle, observers=[lives]), lives)
+    )
     door = Door(tokenizer, max_model_len=256, vocab_size=tokenizer.vocab_size)
-    app = create_app(client, door, ServeSettings(model_names=("o",), version="0"), lives)
+    app = create_app(client, door, ServeSettings(model_names=("o",), version="0"))
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:

@@ -23,7 +23,9 @@ def app_over(lives: Lives | None) -> object:
     tokenizer = byte_tokenizer()
     door = Door(tokenizer, max_model_len=64, vocab_size=tokenizer.vocab_size)
     settings = ServeSettings(model_names=("scripted",), version="1.2.3")
-    return create_app(ScriptedClient(tokenizer), door, settings, lives)
+    client = ScriptedClient(tokenizer)
+    client.lives = lives or Lives()
+    return create_app(client, door, settings)
 
 
 def get(app: object, path: str) -> httpx.Response:

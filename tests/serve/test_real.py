@@ -16,6 +16,7 @@ from tests.serve.scripted import serving
 from octavo.config import EngineConfig
 from octavo.engine.build import build
 from octavo.engine.client import AsyncClient
+from octavo.engine.thread import EngineThread
 from octavo.serve.app import create_app
 from octavo.serve.service import ServeSettings
 
@@ -31,7 +32,7 @@ QUESTIONS = (
 @pytest.fixture(scope="module")
 def url(demo_model_path: Path) -> Iterator[str]:
     built = build(EngineConfig(model=str(demo_model_path), max_model_len=CONTEXT, threads=2))
-    client = AsyncClient(built.engine)
+    client = AsyncClient(EngineThread(built.engine))
     app = create_app(client, built.door, ServeSettings(model_names=("demo",), version="0"))
 
     @asynccontextmanager

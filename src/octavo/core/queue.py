@@ -114,8 +114,10 @@ def prompt_tokens(sequence: Sequence) -> int:
 def turned_away(request: Request, limits: Limits, *, answers: int, tokens: int) -> Refused | None:
     """Whether a queue of so many answers and prompt tokens is too long for one request more.
 
-    When nobody waits any request is taken, however large.
+    When nobody waits any request is taken, however large; so is one that was accepted before.
     """
+    if request.accepted:
+        return None
     prompt = len(request.prompt) + request.branches - 1
     for limit, most, waiting, coming, what in (
         ("waiting", limits.waiting, answers, request.branches, "answers"),

@@ -71,7 +71,8 @@ class Request:
     `branches` answers are wanted: branch b draws as a request of one branch does whose
     `sampling.branch` is b higher. The prompt is computed once.
     `emitted` are answer tokens that an earlier engine has sent already (a restart resumes
-    with them); they count as answer. A lower `priority` value goes first. `tenant` is on whose
+    with them); they count as answer. One that was `accepted` before is not turned away because too
+    many wait. A lower `priority` value goes first. `tenant` is on whose
     behalf it comes: some policies are fair between tenants. Its first token should come within
     `ttft_target_s` of its arrival, each further one within `tpot_target_s` on average; None is what
     the limits say.
@@ -92,6 +93,7 @@ class Request:
     salt: str = ""
     use_cache: bool = True
     emitted: tuple[int, ...] = ()
+    accepted: bool = False
     branches: int = 1
     tenant: str = ""
     pins: tuple[Pin, ...] = ()

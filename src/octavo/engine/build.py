@@ -9,6 +9,7 @@ from pathlib import Path
 from octavo import __version__
 from octavo.config import EngineConfig
 from octavo.core.calls import CoreSetup
+from octavo.core.plan import Runner
 from octavo.core.prefix_cache import Context
 from octavo.core.setup import scheduler_of
 from octavo.core.swap import SwapSetup
@@ -23,6 +24,7 @@ from octavo.observe.journal import Journal
 from octavo.ops.api import Ops
 from octavo.ops.native import NativeOps
 from octavo.resolve import (
+    CORE_FLOPS,
     ModelFacts,
     Resolved,
     boot_lines,
@@ -38,8 +40,23 @@ from octavo.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-_CORE_FLOPS = 2e10
-"""What one core is guessed to compute a second, before the first step has shown it."""
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A model that is there and opened, and every default decided; no weight is read yet."""
+
+    path: Path
+    opened: OpenModel
+    resolved: Resolved
+
+    def door(self, seed: int | None) -> Door:
+        """The door in front of an engine of this model."""
+        return Door(
+            tokenizer_of(self.path, self.opened),
+            max_model_len=self.resolved.max_model_len,
+            vocab_size=self.opened.spec.vocab_size,
+            seed=seed,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +70,19 @@ class Built:
     weights: Weights
 
 
+def prepare(config: EngineConfig, *, progress: bool = True) -> Prepared:
+    """Fetch the model if needed, open it, and size the pool.
+
+    Raises   SetupError of any kind: the message says what to change.
+    """
+    path = resolve_reference(config.model, progress=progress)
+    opened = open_model(path)
+    resolved = resolve(config, facts_of(opened, config), read_machine())
+    for line in boot_lines(resolved):
+        logger.info("%s", line)
+    return Prepared(path, opened, resolved)
+
+
 def build(
     config: EngineConfig,
     *,
@@ -61,19 +91,47 @@ def build(
     observers: Sequence[Observer] = (),
     wrap: Callable[[Ops], Ops] | None = None,
 ) -> Built:
-    """Fetch the model if needed, size the pool, load the weights.
+    """An engine in this process, with its door.
 
     With `slab_tokens` each sequence gets a slab of that many tokens and shares nothing: a baseline.
     `wrap` puts something around the ops, to take their time say.
 
     Raises   SetupError of any kind: the message says what to change.
     """
-    path = resolve_reference(config.model, progress=progress)
-    opened = open_model(path)
+    prepared = prepare(config, progress=progress)
+    engine, weights = build_engine(
+        prepared.opened,
+        config,
+        prepared.resolved,
+        slab_tokens=slab_tokens,
+        observers=observers,
+        wrap=wrap,
+    )
+    return Built(
+        engine=engine,
+        door=prepared.door(config.seed),
+        resolved=prepared.resolved,
+        spec=prepared.opened.spec,
+        weights=weights,
+    )
+
+
+def build_engine(
+    opened: OpenModel,
+    config: EngineConfig,
+    resolved: Resolved,
+    *,
+    slab_tokens: int | None = None,
+    observers: Sequence[Observer] = (),
+    wrap: Callable[[Ops], Ops] | None = None,
+    watch: Callable[[Runner], Runner] | None = None,
+) -> tuple[Engine, Weights]:
+    """Load the weights, make the pool, and an engine over both. `watch` puts something around the
+    runner.
+
+    Raises   SetupError of any kind: the message says what to change.
+    """
     spec = opened.spec
-    resolved = resolve(config, facts_of(opened, config), read_machine())
-    for line in boot_lines(resolved):
-        logger.info("%s", line)
     native = NativeOps(threads=resolved.threads, isa=resolved.isa)
     logger.info("kernels: %s, threads: %d", native.name, native.threads)
     ops = native if wrap is None else wrap(native)
@@ -92,7 +150,7 @@ def build(
         max_context=resolved.max_model_len,
     )
     pool = KVStorage(layout, resolved.blocks)
-    runner = ModelRunner(
+    runner: Runner = ModelRunner(
         model.decoder,
         ops,
         pool,
@@ -101,18 +159,10 @@ def build(
         groups=len(resolved.windows),
         mover=None if swap is None else Mover(pool, KVStorage(layout, swap.host_blocks)),
     )
-    return Built(
-        engine=Engine(scheduler_of(setup), runner, observers=(*observers, *journal)),
-        door=Door(
-            tokenizer_of(path, opened),
-            max_model_len=resolved.max_model_len,
-            vocab_size=spec.vocab_size,
-            seed=config.seed,
-        ),
-        resolved=resolved,
-        spec=spec,
-        weights=model.decoder.weights,
-    )
+    if watch is not None:
+        runner = watch(runner)
+    engine = Engine(scheduler_of(setup), runner, observers=(*observers, *journal))
+    return engine, model.decoder.weights
 
 
 def swap_setup(resolved: Resolved) -> SwapSetup | None:
@@ -120,7 +170,7 @@ def swap_setup(resolved: Resolved) -> SwapSetup | None:
     if not resolved.swap_blocks:
         return None
     # A token takes a multiplication and an addition a weight, each of which has two bytes.
-    token_s = resolved.weights_bytes / (resolved.threads * _CORE_FLOPS)
+    token_s = resolved.weights_bytes / (resolved.threads * CORE_FLOPS)
     swap = SwapSetup(
         host_blocks=resolved.swap_blocks,
         block_bytes=resolved.block_bytes,

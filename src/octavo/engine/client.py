@@ -1,234 +1,164 @@
-"""The seam between a front and the engine: requests go in, events come out.
-
-`EngineThread` turns the crank in a thread of its own; `AsyncClient` speaks to it from an asyncio
-loop. Only frozen values cross, so a process border can take the thread's place.
-"""
+"""The client: answers as async streams, whatever carries the engine and however often it dies."""
 
 import asyncio
-import logging
-import queue
-import threading
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import time
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping
+from typing import Any, Literal, Protocol
 
 from octavo.core.budget import Limits
-from octavo.core.events import CancelReason, Event, Explanation, Refused, Token
+from octavo.core.events import Explanation, Finished, Refused, Token
 from octavo.core.request import Request
 from octavo.engine.door import Ticket
-from octavo.engine.engine import Engine, EngineStatus
-from octavo.errors import EngineStopped, InvalidRequest, OctavoError, Overloaded, RequestError
+from octavo.engine.engine import EngineStatus
+from octavo.engine.ledger import DIED, KILLED, Key, Ledger
+from octavo.engine.limits import named
+from octavo.engine.wire import (
+    ANSWERS,
+    Ask,
+    ChangeLimits,
+    Command,
+    Explain,
+    FindAccount,
+    Flush,
+    ListAccounts,
+    News,
+    Question,
+    Reply,
+    decode,
+    error_of,
+)
+from octavo.errors import (
+    EngineError,
+    EngineStopped,
+    InvalidRequest,
+    OctavoError,
+    Overloaded,
+    RequestError,
+)
+from octavo.observe.explain import Account
 from octavo.text.assembler import Delta, Ended
 
-logger = logging.getLogger(__name__)
+Clock = Callable[[], float]
+State = Literal["starting", "ready", "restarting", "ended"]
+
+RETRY_MESSAGE = "the engine is not taking requests; try again later"
+GIVEN_UP = (
+    "the engine ended twice while it computed this request and nothing came of it between; it is"
+    " not tried again"
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Submit:
-    request: Request
+class Front(Protocol):
+    """What a link tells, in the event loop it was started in."""
+
+    def ready(self, status: EngineStatus) -> None:
+        """An engine takes commands from now on. It knows nothing of what was sent before."""
+
+    def told(self, news: News) -> None: ...
+
+    def died(self, computing: Collection[Key], *, killed: bool = False) -> None:
+        """The engine died, or was killed from outside, while it computed these answers; another
+        will be ready."""
+
+    def ended(self, why: str) -> None:
+        """There will be no other engine."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    """One branch of a request, or all; "stop" says that a stop string has ended the answer."""
+class Link(Protocol):
+    """The way to an engine."""
 
-    request_id: str
-    branch: int | None = None
-    reason: CancelReason = "abort"
+    async def start(self, front: Front) -> None:
+        """Returns once an engine was ready.
 
-
-@dataclass(frozen=True, slots=True)
-class ChangeLimits:
-    """Answered by the limits that hold then. Pairs of a limit and its new value."""
-
-    changes: tuple[tuple[str, object], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Flush:
-    """Empty the prefix cache. Answered by how many blocks it held."""
-
-
-@dataclass(frozen=True, slots=True)
-class Explain:
-    """Answered by what the prefix cache has of this prompt."""
-
-    request: Request
-
-
-Question = ChangeLimits | Flush | Explain
-"""What the engine is asked about itself, not for a request."""
-Answer = Limits | int | Explanation
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """A question, with a number to know its reply by."""
-
-    number: int
-    question: Question
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """The answer to a question, or why there is none."""
-
-    number: int
-    answer: Answer | OctavoError
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """End the thread after the current step."""
-
-
-Command = Submit | Cancel | Ask | Stop
-Told = Event | Reply
-Deliver = Callable[[tuple[Told, ...]], None]
-
-
-class EngineThread:
-    """Steps while there is work, sleeps while there is none.
-
-    `deliver` gets what commands and steps lead to, at once, in the engine's thread, and `ended` is
-    called there when the thread ends, for whatever reason; neither may block or raise. `status` may
-    be read from any thread.
-    """
-
-    def __init__(self, engine: Engine, deliver: Deliver, ended: Callable[[], None]) -> None:
-        self._engine = engine
-        self._deliver = deliver
-        self._ended = ended
-        self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
-        self.status: EngineStatus = engine.status()
-
-    def start(self) -> None:
-        self._thread.start()
+        Raises   SetupError, or whatever kept it from starting.
+        """
 
     def send(self, command: Command) -> None:
-        self._inbox.put(command)
+        """To the engine that is ready; lost if it dies."""
 
-    def stop(self, timeout_s: float | None = None) -> None:
-        """Ask the thread to end, and wait for it."""
-        self.send(Stop())
-        self._thread.join(timeout_s)
-
-    def _run(self) -> None:
-        try:
-            self._turn()
-        except Exception:
-            logger.exception("the engine has stopped on an internal error")
-        finally:
-            self._ended()
-
-    def _turn(self) -> None:
-        while True:
-            commands = self._receive()
-            told = [each for command in commands for each in self._obey(command)]
-            if any(isinstance(command, Stop) for command in commands):
-                return
-            if told:
-                self._tell(told)
-            self._tell(self._engine.step())
-
-    def _tell(self, told: Sequence[Told]) -> None:
-        """Whoever is told finds it in the status."""
-        self.status = self._engine.status()
-        if told:
-            self._deliver(tuple(told))
-
-    def _receive(self) -> list[Command]:
-        """Everything that has arrived; waits for the first when there is nothing to compute."""
-        commands = [self._inbox.get()] if self._engine.idle else []
-        while not self._inbox.empty():
-            commands.append(self._inbox.get())
-        return commands
-
-    def _obey(self, command: Command) -> tuple[Told, ...]:
-        match command:
-            case Submit(request):
-                return self._engine.submit(request)
-            case Cancel(request_id, branch, reason):
-                return self._engine.cancel(request_id, branch, reason)
-            case Ask(number, question):
-                return (Reply(number, self._answer(question)),)
-            case Stop():
-                return ()
-
-    def _answer(self, question: Question) -> Answer | OctavoError:
-        try:
-            match question:
-                case ChangeLimits(changes):
-                    return self._engine.change_limits(dict(changes))
-                case Flush():
-                    return self._engine.flush()
-                case Explain(request):
-                    return self._engine.explain(request)
-        except OctavoError as error:
-            return error
+    async def close(self) -> None:
+        """End the engine; `ended` has been told then."""
 
 
 class AsyncClient:
-    """Answers as async streams. Bound to the event loop in which `start` is called."""
+    """Answers as async streams, and the `Front` of a link. For one event loop.
 
-    def __init__(self, engine: Engine) -> None:
-        self._thread = EngineThread(engine, self._deliver, self._engine_ended)
-        self._listeners: dict[str, asyncio.Queue[Event | None]] = {}
-        """None in a queue says that the engine has ended."""
-        self._asked: dict[int, asyncio.Future[Any]] = {}
+    What the engine has not finished when it dies goes on with the next: the streams only wait.
+    """
+
+    def __init__(self, link: Link, *, clock: Clock = time.monotonic) -> None:
+        self._link = link
+        self._clock = clock
+        self._ledger = Ledger()
+        self._listeners: dict[str, asyncio.Queue[Token | Finished | OctavoError]] = {}
+        self._asked: dict[int, tuple[Question, asyncio.Future[Any]]] = {}
         self._questions = 0
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._status: EngineStatus | None = None
+        self._limits: Limits | None = None
+        """Those that were asked for, if any: the next engine starts with others."""
+        self.state: State = "starting"
+        self.restarts = 0
         self.draining = False
-        self.alive = True
-        """False once the engine has ended. Changed in the loop only, so that no stream is opened
-        after the streams have been told."""
+        self.lost = asyncio.Event()
+        """Set when the engine has ended for good and nobody had asked it to."""
 
     async def start(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._thread.start()
+        """Returns once the engine is ready.
+
+        Raises   SetupError, EngineError: it cannot be started.
+        """
+        await self._link.start(self)
 
     async def close(self) -> None:
         """Stop the engine; answers that are under way end with an error."""
         self.draining = True
-        await asyncio.to_thread(self._thread.stop)
+        await self._link.close()
+
+    @property
+    def alive(self) -> bool:
+        """False once the engine has ended for good."""
+        return self.state != "ended"
+
+    @property
+    def restarting(self) -> bool:
+        """The engine has died and the next is not ready yet."""
+        return self.state == "restarting"
 
     def status(self) -> EngineStatus:
-        return self._thread.status
+        """As of the last step."""
+        assert self._status is not None, "start() comes first"
+        return self._status
 
     async def stream(self, ticket: Ticket) -> AsyncGenerator[Delta | Ended]:
         """The answer as it comes; `Ended` is the last item of each branch. Closing the iterator
         cancels.
 
-        Raises   Overloaded or InvalidRequest when the engine refuses; EngineStopped.
+        Raises   Overloaded or InvalidRequest when the engine refuses; EngineStopped; EngineError.
         """
         if self.draining or not self.alive:
-            raise EngineStopped("the engine is not taking requests; try again later")
+            raise EngineStopped(RETRY_MESSAGE)
         request_id = ticket.request.id
         unfinished = ticket.request.branches
-        events: asyncio.Queue[Event | None] = asyncio.Queue()
+        events: asyncio.Queue[Token | Finished | OctavoError] = asyncio.Queue()
         self._listeners[request_id] = events
-        self._thread.send(Submit(ticket.request))
+        self._send(self._ledger.open(ticket.request, self._clock()))
         try:
-            while True:
+            while unfinished:
                 event = await events.get()
-                if event is None:
-                    raise EngineStopped("the engine stopped before the answer was complete")
-                if isinstance(event, Refused):
-                    raise _refusal(event)
+                if isinstance(event, OctavoError):
+                    raise event
                 assembler = ticket.assembler_of(event)
                 for item in assembler.take(event):
                     unfinished -= isinstance(item, Ended)
-                    if not unfinished:
-                        del self._listeners[request_id]
-                        yield item
-                        return
                     yield item
                 if assembler.ended and isinstance(event, Token):
-                    self._thread.send(Cancel(request_id, event.branch, "stop"))
+                    self._send(self._ledger.stop(request_id, event.branch))
         finally:
-            if self._listeners.pop(request_id, None) is not None:
-                self._thread.send(Cancel(request_id))
+            del self._listeners[request_id]
+            if unfinished:
+                self._send(self._ledger.close(request_id))
+
+    # --- questions
 
     async def change_limits(self, changes: Mapping[str, object]) -> Limits:
         """Let other limits hold; returns all that hold now.
@@ -236,6 +166,7 @@ class AsyncClient:
         Raises   InvalidRequest: nothing has changed. EngineStopped.
         """
         limits: Limits = await self._ask(ChangeLimits(tuple(changes.items())))
+        self._limits = limits
         return limits
 
     async def flush(self) -> int:
@@ -254,56 +185,104 @@ class AsyncClient:
         explanation: Explanation = await self._ask(Explain(request))
         return explanation
 
+    async def accounts(self) -> tuple[Account, ...]:
+        """The lives of the last requests of this engine, briefly, the oldest first.
+
+        Raises   EngineStopped.
+        """
+        accounts: tuple[Account, ...] = await self._ask(ListAccounts())
+        return accounts
+
+    async def find_account(self, name: str) -> Account | None:
+        """The whole life of the request of this id, or of the only one whose id begins so.
+
+        Raises   UnknownRequest: several begin so. EngineStopped.
+        """
+        account: Account | None = await self._ask(FindAccount(name))
+        return account
+
     async def _ask(self, question: Question) -> Any:
+        """The answer; one that died with the engine is asked of the next."""
         if not self.alive:
             raise EngineStopped("the engine has ended")
         self._questions += 1
         number = self._questions
-        self._asked[number] = asyncio.get_running_loop().create_future()
-        self._thread.send(Ask(number, question))
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._asked[number] = question, future
+        self._send([Ask(number, question)])
         try:
-            return await self._asked[number]
+            return await future
         finally:
             del self._asked[number]
 
-    def _deliver(self, told: tuple[Told, ...]) -> None:
-        self._call(lambda: self._dispatch(told))
+    # --- what the link tells
 
-    def _engine_ended(self) -> None:
-        self._call(self._end_all)
+    def ready(self, status: EngineStatus) -> None:
+        self._status = status
+        self.state = "ready"
+        if self._limits is not None and self._limits != status.limits:
+            self._send([Ask(0, ChangeLimits(tuple(named(self._limits).items())))])
+        self._send(Ask(number, question) for number, (question, _) in self._asked.items())
+        self._send(self._ledger.resubmit())
 
-    def _call(self, action: Callable[[], None]) -> None:
-        assert self._loop is not None, "start() comes first"
-        try:
-            self._loop.call_soon_threadsafe(action)
-        except RuntimeError:  # the loop is closed: nobody listens any more
-            logger.info("the front has gone before the engine")
+    def told(self, news: News) -> None:
+        self._status = news.status
+        now = self._clock()
+        for token in news.tokens:
+            if owner := self._ledger.token(token, now):
+                self._tell(owner, token)
+        for end in news.ends:
+            if closed := self._ledger.end(end):
+                self._tell(*closed)
+        for refused in news.refusals:
+            if owner := self._ledger.owner_of(refused.request_id):
+                self._fail(owner, _refusal(refused))
+        for reply in news.replies:
+            self._settle(reply)
+        self._send(self._ledger.release())
 
-    def _dispatch(self, told: tuple[Told, ...]) -> None:
-        for each in told:
-            if isinstance(each, Reply):
-                self._settle(each.number, each.answer)
-                continue
-            listener = self._listeners.get(each.request_id)
-            if listener is not None:
-                listener.put_nowait(each)
+    def died(self, computing: Collection[Key], *, killed: bool = False) -> None:
+        self.state = "restarting"
+        self.restarts += 1
+        culprit = self._ledger.died(computing, KILLED if killed else DIED)
+        if culprit is not None:
+            self._fail(culprit, EngineError(GIVEN_UP))
 
-    def _settle(self, number: int, answer: Answer | OctavoError) -> None:
+    def ended(self, why: str) -> None:
+        self.state = "ended"
+        if not self.draining:
+            self.lost.set()
+        for owner in tuple(self._listeners):
+            self._fail(owner, EngineStopped(f"{why} before the answer was complete"))
+        for _, future in self._asked.values():
+            if not future.done():
+                future.set_exception(EngineStopped(f"{why} before it answered"))
+
+    def _send(self, commands: Iterable[Command]) -> None:
+        """To the engine that is ready; if none is, `ready` sends what is still wanted then."""
+        if self.state == "ready":
+            for command in commands:
+                self._link.send(command)
+
+    def _tell(self, owner: str, event: Token | Finished) -> None:
+        if listener := self._listeners.get(owner):
+            listener.put_nowait(event)
+
+    def _fail(self, owner: str, error: OctavoError) -> None:
+        """The request ends with an error, whatever is left of it."""
+        self._send(self._ledger.close(owner))
+        if listener := self._listeners.get(owner):
+            listener.put_nowait(error)
+
+    def _settle(self, reply: Reply) -> None:
         """Give who asked the answer, if they still wait for it."""
-        asked = self._asked.get(number)
-        if asked is None or asked.done():
+        question, future = self._asked.get(reply.number, (None, None))
+        if question is None or future is None or future.done():
             return
-        if isinstance(answer, OctavoError):
-            asked.set_exception(answer)
+        if reply.problem is not None:
+            future.set_exception(error_of(reply.problem))
         else:
-            asked.set_result(answer)
-
-    def _end_all(self) -> None:
-        self.alive = False
-        for listener in self._listeners.values():
-            listener.put_nowait(None)
-        for number in self._asked:
-            self._settle(number, EngineStopped("the engine stopped before it answered"))
+            future.set_result(decode(reply.answer, ANSWERS[type(question)]))
 
 
 def _refusal(refused: Refused) -> RequestError:

@@ -90,8 +90,8 @@ class Account:
     receipt: Receipt | None
 
 
-def account(life: Life, started_s: float) -> Account:
-    """The whole story of one request."""
+def account(life: Life, started_s: float, *, brief: bool = False) -> Account:
+    """The whole story of one request; briefly it has no sentences, phases and blocks over time."""
     arrived = life.arrived_s
     receipt = life.ending.receipt if isinstance(life.ending, Finished) else None
     return Account(
@@ -110,9 +110,9 @@ def account(life: Life, started_s: float) -> Account:
         swaps=life.swaps,
         evictions=life.evictions,
         peak_blocks=_peak(life) if receipt is None else receipt.peak_blocks,
-        phases=tuple((at_s - arrived, phase) for at_s, phase in life.phases),
-        blocks=tuple((at_s - arrived, blocks) for at_s, blocks in life.blocks),
-        story=tuple(_sentence(moment, life) for moment in life.moments),
+        phases=() if brief else tuple((at_s - arrived, phase) for at_s, phase in life.phases),
+        blocks=() if brief else tuple((at_s - arrived, blocks) for at_s, blocks in life.blocks),
+        story=() if brief else tuple(_sentence(moment, life) for moment in life.moments),
         receipt=receipt,
     )
 

@@ -6,7 +6,6 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from octavo.engine.door import Door
-from octavo.observe.lives import Lives
 from octavo.observe.metrics import Facts, Metrics
 from octavo.serve import ollama, ollama_models
 from octavo.serve.admin import change_limits, flush_cache, show_limits
@@ -22,13 +21,8 @@ from octavo.serve.service import Client, ServeSettings, Service
 from octavo.serve.tokenize import detokenize, tokenize
 
 
-def create_app(
-    client: Client, door: Door, settings: ServeSettings, lives: Lives | None = None
-) -> Starlette:
-    """An ASGI application that answers from `client`. Starting and closing that is the caller's.
-
-    `lives` observes the same engine, for the debug pages.
-    """
+def create_app(client: Client, door: Door, settings: ServeSettings) -> Starlette:
+    """An ASGI application that answers from `client`. Starting and closing that is the caller's."""
     metrics = Metrics(
         Facts(
             model_name=settings.model_names[0],
@@ -37,7 +31,7 @@ def create_app(
             cache=settings.cache_facts,
         )
     )
-    service = Service(client, door, settings, metrics, lives or Lives())
+    service = Service(client, door, settings, metrics)
     endpoints = (
         ("/v1/chat/completions", "POST", create_chat_completion),
         ("/v1/completions", "POST", create_completion),

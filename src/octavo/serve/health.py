@@ -10,7 +10,8 @@ from octavo.serve.service import Service
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """`status` is ok, draining, stalled (work, but no steps) or dead (the engine has ended)."""
+    """`status` is ok, draining, stalled (work, but no steps), restarting (the engine has died, and
+    another is on its way; what it had to do goes on there) or dead (it will not come again)."""
 
     status: str
     running: int
@@ -45,6 +46,8 @@ def _status(service: Service) -> str:
         return "draining"
     if not service.client.alive:
         return "dead"
+    if service.client.restarting:
+        return "restarting"
     return "stalled" if service.stalled else "ok"
 
 

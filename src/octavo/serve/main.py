@@ -1,4 +1,4 @@
-"""The server process: an engine, an application in front of it, a socket, and a clean end."""
+"""The front process: an application before an engine process, a socket, and a clean end."""
 
 import asyncio
 import gc
@@ -12,11 +12,13 @@ import uvicorn
 
 from octavo import __version__
 from octavo.config import EngineConfig, Sources
-from octavo.engine.build import Built, build
+from octavo.engine.build import Prepared, prepare
 from octavo.engine.client import AsyncClient
+from octavo.engine.door import Door
+from octavo.engine.supervisor import EngineProcess
+from octavo.engine.wire import Setup
 from octavo.errors import ConfigError
 from octavo.models.spec import ModelSpec
-from octavo.observe.lives import Lives
 from octavo.observe.vllm import cache_facts
 from octavo.resolve import Resolved, settings_line
 from octavo.serve.app import create_app
@@ -32,6 +34,9 @@ DRAIN_S = 30
 FAREWELL_S = 5
 """How long the news that an answer ends early may take to reach its reader."""
 
+UNSUPERVISED_STALL_S = 60.0
+"""When an engine without work done counts as stalled, if it is never killed for that."""
+
 UNREAD_S = 60
 """A reader that takes nothing for so long is gone: its answer is cancelled, its memory freed."""
 
@@ -43,12 +48,9 @@ def run_server(config: EngineConfig, sources: Sources) -> int:
     """
     listener = _bind(config.host, config.port)
     with listener:
-        lives = Lives()
-        built = build(config, observers=[lives])
-        _listen(listener)
-        logger.info("%s", settings_line(config, sources, built.resolved))
-        asyncio.run(_serve(config, built, lives, listener))
-    return 0
+        prepared = prepare(config)
+        logger.info("%s", settings_line(config, sources, prepared.resolved))
+        return asyncio.run(_serve(config, prepared, listener))
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -86,39 +88,51 @@ def _no_address(host: str, port: int, error: Exception) -> ConfigError:
     )
 
 
-async def _serve(config: EngineConfig, built: Built, lives: Lives, listener: socket.socket) -> None:
-    client = AsyncClient(built.engine)
-    settings = ServeSettings(
-        model_names=(built.resolved.served_model_name,),
-        version=__version__,
-        about=about(built.spec, built.resolved),
-        cache_facts=cache_facts(config, built.resolved),
-    )
-    app = create_app(client, built.door, settings, lives)
-    server = DrainingServer(
-        uvicorn.Config(
-            app,
-            http=BoundedProtocol,
-            access_log=config.log_level == "debug",
-            log_config=None,
-            lifespan="off",
-            timeout_graceful_shutdown=DRAIN_S + FAREWELL_S,
-        ),
-        client.close,
-        drain_s=DRAIN_S,
-    )
-    _settle()
-    await client.start()
-    reporting = asyncio.create_task(report(app.state.metrics, client.status))
-    # It takes these handlers over as it starts. Whoever is told where it is may stop it before; and
-    # when it has put them back it raises the signal that ended it once more.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, server.handle_exit)
+async def _serve(config: EngineConfig, prepared: Prepared, listener: socket.socket) -> int:
+    """The exit code: 1 when the engine has ended, and will not come again."""
+    resolved = prepared.resolved
+    setup = Setup(config=config, resolved=resolved, path=str(prepared.path))
+    link = EngineProcess(setup, stall_s=resolved.stall_s)
+    client = AsyncClient(link)
+    await link.launch()  # it loads the weights while the tokenizer is built here
     try:
-        _announce(built, listener)
+        door = prepared.door(config.seed)
+        settings = ServeSettings(
+            model_names=(resolved.served_model_name,),
+            version=__version__,
+            about=about(prepared.opened.spec, resolved),
+            cache_facts=cache_facts(config, resolved),
+            stall_s=resolved.stall_s / 2 or UNSUPERVISED_STALL_S,
+        )
+        app = create_app(client, door, settings)
+        server = DrainingServer(
+            uvicorn.Config(
+                app,
+                http=BoundedProtocol,
+                access_log=config.log_level == "debug",
+                log_config=None,
+                lifespan="off",
+                timeout_graceful_shutdown=DRAIN_S + FAREWELL_S,
+            ),
+            client.close,
+            drain_s=DRAIN_S,
+        )
+        await client.start()
+        _listen(listener)
+        _settle()
+        # It takes these handlers over as it starts. Whoever is told where it is may stop it before;
+        # and when it has put them back it raises the signal that ended it once more.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, server.handle_exit)
+        _announce(resolved.served_model_name, door, listener)
+        ending = asyncio.create_task(_end_without_engine(client, server))
+        reporting = asyncio.create_task(report(app.state.metrics, client.status))
         await server.serve(sockets=[listener])
-    finally:
         reporting.cancel()
+        lost = ending.done()
+        ending.cancel()
+        return int(lost)
+    finally:
         await client.close()
         gc.unfreeze()  # or nothing that is frozen would be freed as the process ends
 
@@ -133,6 +147,13 @@ def about(spec: ModelSpec, resolved: Resolved) -> AboutModel:
         weights_bytes=resolved.weights_bytes,
         fingerprint=spec.fingerprint,
     )
+
+
+async def _end_without_engine(client: AsyncClient, server: uvicorn.Server) -> None:
+    """When the engine does not come again, whoever started the server is to start another."""
+    await client.lost.wait()
+    logger.error("the server ends: its engine has ended and could not be started again")
+    server.should_exit = True
 
 
 def _settle() -> None:
@@ -176,13 +197,13 @@ class DrainingServer(uvicorn.Server):
         await self._end_answers()
 
 
-def _announce(built: Built, listener: socket.socket) -> None:
+def _announce(model: str, door: Door, listener: socket.socket) -> None:
     """Say where the server is, and a line to try it with."""
     host, port = listener.getsockname()[:2]
     reachable = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
     url = f"http://{reachable}:{port}"
-    sys.stdout.write(f"Octavo serves {built.resolved.served_model_name} at {url}\n")
-    sys.stdout.write(f"Try it:\n\n{curl_line(url, chat=built.door.has_chat_template)}\n\n")
+    sys.stdout.write(f"Octavo serves {model} at {url}\n")
+    sys.stdout.write(f"Try it:\n\n{curl_line(url, chat=door.has_chat_template)}\n\n")
     sys.stdout.flush()
 
 

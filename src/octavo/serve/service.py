@@ -14,7 +14,7 @@ from octavo.engine.door import Door, Ticket
 from octavo.engine.engine import EngineStatus
 from octavo.engine.params import SamplingParams
 from octavo.errors import EngineError, EngineStopped, OctavoError, RequestError, UnknownModel
-from octavo.observe.lives import Lives
+from octavo.observe.explain import Account
 from octavo.observe.metrics import Metrics
 from octavo.text.assembler import Delta, Ended
 from octavo.units import KIB, MIB
@@ -33,6 +33,9 @@ class Client(Protocol):
     def alive(self) -> bool: ...
 
     @property
+    def restarting(self) -> bool: ...
+
+    @property
     def draining(self) -> bool: ...
 
     def status(self) -> EngineStatus: ...
@@ -42,6 +45,10 @@ class Client(Protocol):
     async def flush(self) -> int: ...
 
     async def explain(self, request: Request) -> Explanation: ...
+
+    async def accounts(self) -> tuple[Account, ...]: ...
+
+    async def find_account(self, name: str) -> Account | None: ...
 
     def stream(self, ticket: Ticket) -> AsyncGenerator[Item, None]: ...
 
@@ -86,7 +93,6 @@ class Service:
         door: Door,
         settings: ServeSettings,
         metrics: Metrics,
-        lives: Lives,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -94,7 +100,6 @@ class Service:
         self.door = door
         self.settings = settings
         self.metrics = metrics
-        self.lives = lives
         self.started_at = int(time.time())
         self._clock = clock
         self._open = 0

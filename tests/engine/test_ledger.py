@@ -1,0 +1,201 @@
+"""The ledger without an engine: what goes to the next one, who is suspected, what it cost."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from octavo.core.events import Finished, Receipt, Token
+from octavo.core.request import Request, Sampling
+from octavo.engine.ledger import KILLED, Ledger
+from octavo.engine.wire import Cancel, Command, Submit
+
+RECEIPT = Receipt(
+    prompt_tokens=3,
+    completion_tokens=9,
+    cached_tokens=2,
+    recomputed_tokens=5,
+    preemptions=1,
+    arrival_s=20.0,
+    admitted_s=21.0,
+    first_token_s=22.0,
+    finished_s=23.0,
+    peak_blocks=4,
+)
+
+
+def request(name: str, **fields: int) -> Request:
+    return Request(id=name, prompt=(1, 2, 3), max_tokens=9, **fields)  # type: ignore[arg-type]
+
+
+def opened(*names: str, branches: int = 1) -> Ledger:
+    ledger = Ledger()
+    for name in names:
+        ledger.open(request(name, branches=branches), 10.0)
+    return ledger
+
+
+def submitted(commands: tuple[Command, ...]) -> list[str]:
+    return [command.request.id for command in commands if isinstance(command, Submit)]
+
+
+def test_a_request_goes_on_from_what_was_emitted() -> None:
+    ledger = opened("a", "b")
+    for number, token in enumerate((7, 8)):
+        assert ledger.token(Token("a", number, token, -1.0), 11.0) == "a"
+    assert ledger.died([("a", 0)]) is None
+    first, second = ledger.resubmit()
+    assert isinstance(first, Submit)
+    assert isinstance(second, Submit)
+    assert first.request == replace(request("a"), emitted=(7, 8), accepted=True)
+    assert second.request == replace(request("b"), accepted=True)
+    assert ledger.token(Token("a", 2, 9, -1.0), 30.0) == "a"
+
+
+def test_branches_go_on_by_themselves_under_the_names_they_had() -> None:
+    ledger = opened("a", branches=3)
+    ledger.token(Token("a", 0, 7, -1.0, 2), 11.0)
+    assert ledger.end(Finished("a", "stop", None, "", RECEIPT, 1)) is not None
+    ledger.died([])
+    commands = ledger.resubmit()
+    assert submitted(commands) == ["a", "a#2"]
+    last = commands[-1]
+    assert isinstance(last, Submit)
+    assert (last.request.branches, last.request.sampling) == (1, Sampling(branch=2))
+    assert ledger.token(Token("a#2", 1, 8, -1.0, 2), 12.0) == "a"
+    assert ledger.close("a") == (Cancel("a"), Cancel("a#2"))
+    assert ledger.token(Token("a#2", 2, 8, -1.0, 2), 12.0) is None
+
+
+def test_what_the_front_has_stopped_stays_stopped() -> None:
+    ledger = opened("a")
+    ledger.token(Token("a", 0, 7, -1.0), 11.0)
+    assert ledger.stop("a", 0) == (Cancel("a", 0, "stop"),)
+    assert ledger.stop("a", 0) == ()
+    ledger.died([("a", 0)])
+    assert ledger.resubmit()[1:] == (Cancel("a", 0, "stop"),)
+
+
+def test_a_token_clears_and_deaths_without_one_add_up() -> None:
+    ledger = opened("a", "b")
+    assert ledger.died([("a", 0)]) is None
+    ledger.resubmit()
+    ledger.token(Token("a", 0, 7, -1.0), 11.0)
+    assert ledger.died([("a", 0)]) is None, "it came further"
+    ledger.resubmit()
+    assert ledger.died([("b", 0)]) is None, "the first of b"
+    ledger.resubmit()
+    assert ledger.died([("a", 0)]) == "a"
+
+
+def test_kills_from_outside_weigh_little() -> None:
+    ledger = opened("a", "b")
+    for _ in range(7):
+        assert ledger.died([("a", 0)], KILLED) is None
+        assert submitted(ledger.resubmit()) == ["a", "b"]
+    assert ledger.died([("a", 0)], KILLED) == "a", "it must end some time"
+
+
+@pytest.mark.parametrize("culprit", range(4))
+def test_of_several_suspects_the_next_death_tells_which_it_is(culprit: int) -> None:
+    names = [f"r{n}" for n in range(4)]
+    ledger, together = opened(*names, "beside"), [(name, 0) for name in names]
+    for _ in range(2):
+        assert ledger.died(together) is None
+        inside = submitted(ledger.resubmit())
+    for name in names:
+        assert inside == [name], "alone"
+        assert ledger.release() == (), "not before it is cleared"
+        assert ledger.open(request("new"), 20.0) == ()
+        assert ledger.close("new") == ()
+        if name == names[culprit]:
+            assert ledger.died([(name, 0)]) == name
+            ledger.close(name)
+            inside = submitted(ledger.resubmit())
+        else:
+            assert ledger.token(Token(name, 0, 7, -1.0), 11.0) == name
+            inside = submitted(ledger.release())
+    others = [name for name in names if name != names[culprit]]
+    assert set(inside) >= {"beside"}
+    assert set(inside) <= {*others, "beside"}
+
+
+def test_a_held_request_can_be_closed_and_makes_no_way_for_two() -> None:
+    ledger = opened("a", "b", "c")
+    for _ in range(2):
+        ledger.died([("a", 0), ("b", 0), ("c", 0)])
+        ledger.resubmit()
+    assert ledger.close("b") == (), "the engine does not have it"
+    assert ledger.release() == ()
+    assert ledger.close("a") == (Cancel("a"),)
+    assert submitted(ledger.release()) == ["c"]
+
+
+def test_branches_of_a_request_that_comes_while_a_suspect_is_computed_come_later() -> None:
+    ledger = opened("a", "b")
+    for _ in range(2):
+        ledger.died([("a", 0), ("b", 0)])
+        ledger.resubmit()
+    assert ledger.open(request("new", branches=2), 20.0) == ()
+    assert ledger.close("a") == (Cancel("a"),)
+    assert submitted(ledger.release()) == ["b"]
+    ledger.token(Token("b", 0, 7, -1.0), 11.0)
+    assert submitted(ledger.release()) == ["new", "new#1"]
+    assert ledger.token(Token("new#1", 0, 7, -1.0, 1), 11.0) == "new"
+
+
+def test_every_answer_ends_whatever_kills_the_engine(seed: int) -> None:
+    """Some requests kill every engine that comes to their second token; the others need luck."""
+    random = Random(seed)
+    for _ in range(50):
+        names = [f"r{n}" for n in range(random.randint(1, 9))]
+        culprits = set(random.sample(names, random.randint(0, min(2, len(names)))))
+        ledger, live, inside = opened(*names), dict.fromkeys(names, 0), list(names)
+        failed = set()
+        for _ in range(1000):
+            if not live:
+                break
+            step = random.sample(inside, random.randint(1, len(inside)))
+            deadly = [name for name in step if name in culprits and live[name] == 1]
+            if deadly:
+                if name := ledger.died([(name, 0) for name in step]):
+                    failed.add(name)
+                    ledger.close(name)
+                    live.pop(name)
+                inside = submitted(ledger.resubmit())
+                continue
+            for name in step:
+                assert ledger.token(Token(name, live[name], 7, -1.0), 0.0) == name
+                live[name] += 1
+                if live[name] == 3:
+                    assert ledger.end(Finished(name, "length", None, "", RECEIPT)) is not None
+                    live.pop(name)
+                    inside.remove(name)
+            inside += submitted(ledger.release())
+        assert failed == culprits
+        assert not live
+
+
+def test_deaths_are_preemptions_in_the_receipt() -> None:
+    ledger = opened("a", branches=2)
+    ledger.token(Token("a", 0, 7, -1.0), 12.0)
+    ledger.died([])
+    ledger.resubmit()
+    ledger.died([])
+    ledger.resubmit()
+    name, first = ledger.end(Finished("a", "length", None, "", RECEIPT)) or ("", None)
+    assert first is not None
+    assert name == "a"
+    assert first.receipt == replace(
+        RECEIPT,
+        preemptions=1 + 2,
+        recomputed_tokens=5 + 2 * (3 + 1) - 2,
+        arrival_s=10.0,
+        admitted_s=12.0,
+        first_token_s=12.0,
+    )
+    _, second = ledger.end(Finished("a#1", "length", None, "", RECEIPT, 1)) or ("", None)
+    assert second is not None
+    assert second.receipt == replace(
+        RECEIPT, prompt_tokens=0, cached_tokens=0, preemptions=3, arrival_s=10.0
+    )

@@ -43,6 +43,16 @@ class OctavoUsage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     user: str | UnsetType = UNSET
 
 
+@dataclass(frozen=True, slots=True)
+class PromptSplit:
+    """The tokens of prompts: what the cache had, what breakpoints asked to keep and it had not, and
+    the rest."""
+
+    read: int
+    written: int
+    rest: int
+
+
 class Tally:
     """Counts the tokens of one HTTP request."""
 
@@ -51,6 +61,8 @@ class Tally:
         self._completion_tokens = 0
         self._receipts: list[Receipt] = []
         self._answers = sum(ticket.request.branches for ticket in tickets)
+        pinned = [[pin.tokens for pin in ticket.request.pins] for ticket in tickets]
+        self._to_keep = sum(max(tokens, default=0) for tokens in pinned)
 
     def add(self, item: Item) -> None:
         if isinstance(item, Delta):
@@ -69,6 +81,14 @@ class Tally:
             if all_ended
             else UNSET,
         )
+
+    def prompt_split(self) -> PromptSplit:
+        """How the prompts divide; before all answers have ended all of it counts as the rest."""
+        if len(self._receipts) < self._answers:
+            return PromptSplit(0, 0, self._prompt_tokens)
+        read = self._cached_tokens
+        written = max(0, self._to_keep - read)
+        return PromptSplit(read, written, self._prompt_tokens - read - written)
 
     def cost(self, user: str | None) -> OctavoUsage:
         """What the answers that have ended cost."""

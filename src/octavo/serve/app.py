@@ -17,6 +17,7 @@ from octavo.serve.errors import HANDLERS
 from octavo.serve.health import show_health, show_metrics, show_version
 from octavo.serve.messages import count_tokens, create_message
 from octavo.serve.models import list_models, show_model
+from octavo.serve.responses import create_response
 from octavo.serve.service import Client, ServeSettings, Service
 from octavo.serve.tokenize import detokenize, tokenize
 
@@ -37,6 +38,7 @@ def create_app(client: Client, door: Door, settings: ServeSettings) -> Starlette
         ("/v1/completions", "POST", create_completion),
         ("/v1/messages", "POST", create_message),
         ("/v1/messages/count_tokens", "POST", count_tokens),
+        ("/v1/responses", "POST", create_response),
         ("/v1/models", "GET", list_models),
         ("/v1/models/{name:path}", "GET", show_model),
         ("/tokenize", "POST", tokenize),

@@ -17,12 +17,19 @@ _LINES = b"application/x-ndjson"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
     """`frame` writes one chunk of a stream, `end` is the last of it. `error` makes the body of a
-    response that says what went wrong; a stream that fails ends with the same, as a chunk."""
+    response that says what went wrong; a stream that fails ends with the same, as a chunk, or with
+    what `failure` makes."""
 
     media_type: bytes
     frame: Callable[[msgspec.Struct], bytes]
     error: Callable[[Exception], msgspec.Struct]
+    failure: Callable[[Exception], tuple[msgspec.Struct, ...]] | None = None
     end: bytes = b""
+
+    def last_words(self, error: Exception) -> bytes:
+        """What a stream that fails still says."""
+        chunks = (self.error(error),) if self.failure is None else self.failure(error)
+        return b"".join(map(self.frame, chunks))
 
 
 class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,31 +70,31 @@ class PlainError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def openai_error(error: Exception) -> ErrorBody:
-    known = _known(error)
+    told = known(error)
     detail = ErrorDetail(
-        message=_shortened(known.message),
-        type=known.kind,
-        param=known.param and _shortened(known.param),
-        code=known.code,
+        message=shortened(told.message),
+        type=told.kind,
+        param=told.param and shortened(told.param),
+        code=told.code,
     )
     return ErrorBody(error=detail)
 
 
 def anthropic_error(error: Exception) -> MessageError:
-    known = _known(error)
+    told = known(error)
     return MessageError(
         error=MessageErrorDetail(
-            type=_ANTHROPIC_KINDS.get(known.status, "invalid_request_error"),
-            message=_shortened(known.message),
+            type=_ANTHROPIC_KINDS.get(told.status, "invalid_request_error"),
+            message=shortened(told.message),
             details=MessageErrorDetails(
-                error_code=known.code, param=known.param and _shortened(known.param)
+                error_code=told.code, param=told.param and shortened(told.param)
             ),
         )
     )
 
 
 def ollama_error(error: Exception) -> PlainError:
-    return PlainError(error=_shortened(_known(error).message))
+    return PlainError(error=shortened(known(error).message))
 
 
 _ANTHROPIC_KINDS = {
@@ -102,12 +109,12 @@ _ANTHROPIC_KINDS = {
 }
 
 
-def _known(error: Exception) -> OctavoError:
+def known(error: Exception) -> OctavoError:
     """An error nobody foresaw says nothing about our insides."""
     return error if isinstance(error, OctavoError) else EngineError("the server failed")
 
 
-def _shortened(text: str) -> str:
+def shortened(text: str) -> str:
     if len(text) <= MAX_MESSAGE_CHARACTERS:
         return text
     half = MAX_MESSAGE_CHARACTERS // 2

@@ -1,6 +1,5 @@
 """POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages API."""
 
-import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
@@ -17,7 +16,16 @@ from octavo.errors import InvalidRequest
 from octavo.serve.answers import OctavoUsage, Tally, collect, merge
 from octavo.serve.dialect import ANTHROPIC
 from octavo.serve.errors import json_response
-from octavo.serve.requests import OWN_NAMES, Names, Neutral, capped, naming, parse, read_body
+from octavo.serve.requests import (
+    OWN_NAMES,
+    Names,
+    Neutral,
+    capped,
+    naming,
+    parse,
+    read_body,
+    shifted,
+)
 from octavo.serve.service import Service
 from octavo.serve.stream import stream_response, while_connected
 from octavo.text.assembler import Ended
@@ -169,7 +177,7 @@ async def create_message(service: Service, request: Request) -> Response:
     ticket = await service.at_door(len(body), lambda: _ticket(service.door, asked, params))
     user = None if asked.metadata is None else asked.metadata.user_id
     tally = Tally([ticket])
-    blank = Message(id=f"msg_{ticket.request.id}", model=model, usage=_usage(ticket, tally))
+    blank = Message(id=f"msg_{ticket.request.id}", model=model, usage=_usage(tally))
     if asked.stream:
         events = _events(service, ticket, blank, asked, user)
         return await stream_response(request.receive, events, ANTHROPIC)
@@ -180,7 +188,7 @@ async def create_message(service: Service, request: Request) -> Response:
         content=(TextBlock(text=answer.text),),
         stop_reason=stopped.stop_reason,
         stop_sequence=stopped.stop_sequence,
-        usage=_usage(ticket, tally),
+        usage=_usage(tally),
         octavo=tally.cost(user),
     )
     return json_response(whole)
@@ -228,11 +236,7 @@ def _ending(asked: MessagesRequest | CountRequest) -> Ending:
 
 def _as_sent(asked: MessagesRequest | CountRequest, param: str) -> str:
     """What the client calls a message that is counted from the system prompt on."""
-    found = re.fullmatch(r"messages\[(\d+)\](\.content)?(.*)", param) if asked.system else None
-    if found is None:
-        return param
-    index = int(found[1])
-    return f"messages[{index - 1}]{found[2] or ''}{found[3]}" if index else f"system{found[3]}"
+    return shifted(param, ("system",) if asked.system else (), "messages")
 
 
 async def _events(
@@ -252,9 +256,7 @@ async def _events(
             if isinstance(item, Ended):
                 yield BlockStop()
                 stopped = _stopped(ticket, asked.max_tokens, item)
-                yield MessageDelta(
-                    delta=stopped, usage=_usage(ticket, tally), octavo=tally.cost(user)
-                )
+                yield MessageDelta(delta=stopped, usage=_usage(tally), octavo=tally.cost(user))
             elif item.text:
                 yield BlockDelta(delta=TextDelta(text=item.text))
     yield MessageStop()
@@ -270,16 +272,11 @@ def _stopped(ticket: Ticket, max_tokens: int, ended: Ended) -> Stopped:
     return Stopped(stop_reason="end_turn", stop_sequence=None)
 
 
-def _usage(ticket: Ticket, tally: Tally) -> MessageUsage:
-    usage = tally.usage()
-    read = created = 0
-    if usage.prompt_tokens_details:
-        read = usage.prompt_tokens_details.cached_tokens
-        to_keep = max((pin.tokens for pin in ticket.request.pins), default=0)
-        created = max(0, to_keep - read)
+def _usage(tally: Tally) -> MessageUsage:
+    prompt = tally.prompt_split()
     return MessageUsage(
-        input_tokens=usage.prompt_tokens - read - created,
-        cache_creation_input_tokens=created,
-        cache_read_input_tokens=read,
-        output_tokens=usage.completion_tokens,
+        input_tokens=prompt.rest,
+        cache_creation_input_tokens=prompt.written,
+        cache_read_input_tokens=prompt.read,
+        output_tokens=tally.usage().completion_tokens,
     )

@@ -1,7 +1,7 @@
 """Request bodies: bytes to checked records, with every field honoured or refused by name."""
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from difflib import get_close_matches
@@ -186,6 +186,18 @@ def renamed(names: Names, path: str) -> str:
     """`path` with its first name replaced, if `names` has another for it."""
     name, rest = re.fullmatch(r"([^.\[]*)(.*)", path, re.DOTALL).groups()  # type: ignore[union-attr]
     return names.get(name, name) + rest
+
+
+def shifted(path: str, before: Sequence[str], name: str) -> str:
+    """What a client calls `messages[i]`: the first are `before`, the others are counted from 0
+    under `name`."""
+    found = re.fullmatch(r"messages\[(\d+)\](\.content)?(.*)", path, re.DOTALL)
+    if found is None:
+        return name if path == "messages" else path
+    index = int(found[1])
+    if index < len(before):
+        return f"{before[index]}{found[3]}"
+    return f"{name}[{index - len(before)}]{found[2] or ''}{found[3]}"
 
 
 def capped(ticket: Ticket, max_tokens: int) -> Ticket:

@@ -88,7 +88,7 @@ class ChunkStream(Response):
             except Exception as error:
                 if not isinstance(error, OctavoError):
                     logger.exception("a stream failed")
-                await _send_body(send, frame(self._dialect.error(error)))
+                await _send_body(send, self._dialect.last_words(error))
         await _send_body(send, self._dialect.end, more=False)
 
 

@@ -24,20 +24,29 @@ const char* dtype_of(char format) {
   return format == BYTES ? "uint8" : "16-bit floats as uint16";
 }
 
+// Rows of whole elements, one after the other.
+bool rows_are_contiguous(const Py_buffer& buffer) {
+  if (buffer.shape[0] == 0 || buffer.shape[1] == 0) return true;
+  const Py_ssize_t apart = buffer.strides[0], row = buffer.shape[1] * buffer.itemsize;
+  const bool ordered = buffer.shape[0] == 1 || (apart >= row && apart % buffer.itemsize == 0);
+  return ordered && (buffer.shape[1] == 1 || buffer.strides[1] == buffer.itemsize);
+}
+
 }  // namespace
 
 Backend::Backend(int threads, const std::string& set) : choice_(choose_set(set)), pool_(threads) {}
 
 Array::Array(nb::handle object, const char* name, char format, int axes, Access access)
     : name_(name) {
-  const int flags = PyBUF_FORMAT | PyBUF_ND | (access == Access::write ? PyBUF_WRITABLE : 0);
+  const int layout = access == Access::write_rows ? PyBUF_STRIDES : PyBUF_ND;
+  const int flags = PyBUF_FORMAT | layout | (access == Access::read ? 0 : PyBUF_WRITABLE);
   if (PyObject_GetBuffer(object.ptr(), &buffer_, flags) != 0) {
     PyErr_Clear();
     const bool array = PyObject_CheckBuffer(object.ptr()) != 0;
     const std::string what = nb::cast<std::string>(nb::str(object.type().attr("__name__")));
     if (!array) raise_type(std::string(name) + " must be a numpy array, not " + what);
     raise_value(std::string(name) + " must be C-contiguous" +
-                (access == Access::write ? " and writable" : ""));
+                (access == Access::read ? "" : " and writable"));
   }
   const char* found = buffer_.format == nullptr ? "B" : buffer_.format;
   if (found[0] != format || found[1] != '\0') {
@@ -51,6 +60,10 @@ Array::Array(nb::handle object, const char* name, char format, int axes, Access 
                                 " axes, it has " + std::to_string(buffer_.ndim);
     PyBuffer_Release(&buffer_);
     raise_value(message);
+  }
+  if (access == Access::write_rows && !rows_are_contiguous(buffer_)) {
+    PyBuffer_Release(&buffer_);
+    raise_value(std::string(name) + " must have contiguous rows");
   }
 }
 

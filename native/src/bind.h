@@ -46,9 +46,10 @@ class Backend {
   std::mutex turn_;
 };
 
-enum class Access { read, write };
+enum class Access { read, write, write_rows };  // rows may lie apart
 
-// A C-contiguous numpy array, held for the length of a call. 0.1 µs, where DLPack takes 7.
+// A C-contiguous numpy array, or one whose rows are, held for the length of a call. 0.1 µs, where
+// DLPack takes 7.
 //
 // Throws TypeError if the object is no array or has another dtype, ValueError if it is not
 // contiguous, not writable or has another number of axes; `name` is that of the argument.
@@ -60,6 +61,12 @@ class Array {
   Array& operator=(const Array&) = delete;
 
   Index size(int axis) const { return buffer_.shape[axis]; }
+
+  // Elements from a row to the next, of an array with two axes.
+  Index row_stride() const {
+    return buffer_.strides == nullptr ? size(1) : buffer_.strides[0] / buffer_.itemsize;
+  }
+
   template <typename T>
   T* as() const {
     return static_cast<T*>(buffer_.buf);

@@ -26,7 +26,7 @@ void linear(Backend& backend, nb::handle x, const Packed& weight, nb::handle out
                                      : "weight is no gated pair: gated must be None");
   }
   const Array in(x, "x", FLOAT32, 2, Access::read);
-  const Array to(out, "out", FLOAT32, 2, Access::write);
+  const Array to(out, "out", FLOAT32, 2, Access::write_rows);
   in.expect(1, view.columns);
   to.expect(0, in.size(0));
   to.expect(1, view.gated ? view.rows / 2 : view.rows);
@@ -40,6 +40,7 @@ void linear(Backend& backend, nb::handle x, const Packed& weight, nb::handle out
       .add = add,
       .gate = static_cast<Gate>(gate),
       .out = to.as<float>(),
+      .out_stride = to.row_stride(),
   };
   const Stretch all{view.panels, weight.bytes()};
   backend.run([&](const Kernels& kernels, Pool& pool) {

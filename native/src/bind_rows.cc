@@ -64,7 +64,7 @@ nb::tuple pack(Backend& backend, const nb::list& matrices, Index columns, int en
   Stack stack(gated);
   for (const nb::handle matrix : matrices) {
     const EncodedArray part(matrix, columns);
-    if (!packs_as(part.kind, target)) throw nb::value_error("the matrix stores no offsets");
+    if (!packs_as(part.kind, target)) throw nb::value_error("the matrix stores no such integers");
     stack.add(part.bytes, columns);
   }
   auto packed = stack.packed(target, backend.arena());
@@ -84,33 +84,37 @@ nb::tuple pack(Backend& backend, const nb::list& matrices, Index columns, int en
 }
 
 // The arrays of one quantised matrix: values uint8 [N, bytes], scales and offsets float16 as uint16
-// [N, groups]. Offsets are None unless the encoding has them.
+// [N, groups], multiples int8 as uint8 [N, 2 groups]. Offsets and multiples are None unless the
+// encoding has them.
 struct QuantisedArrays {
   QuantisedArrays(nb::handle part, Index columns, Encoding encoding)
       : values(part[nb::int_(0)], "values", BYTES, 2, Access::read),
         scales(part[nb::int_(1)], "scales", FLOAT16, 2, Access::read) {
     const Index groups = (columns + DEPTH - 1) / DEPTH;
-    values.expect(1, groups * (encoding == Encoding::int8 ? DEPTH : DEPTH / 2));
+    values.expect(1, groups * (DEPTH / 8) * bits_of(encoding));
     scales.expect(0, values.size(0));
     scales.expect(1, groups);
-    const nb::object last = part[nb::int_(2)];
-    if (last.is_none() != (encoding != Encoding::int4_offset)) {
-      throw nb::value_error("offsets must be given for that encoding alone");
-    }
-    if (last.is_none()) return;
-    offsets.emplace(last, "offsets", FLOAT16, 2, Access::read);
-    offsets->expect(0, values.size(0));
-    offsets->expect(1, groups);
+    if (has_offsets(encoding)) take(offsets, part[nb::int_(2)], "offsets", FLOAT16, groups);
+    if (has_multiples(encoding)) take(multiples, part[nb::int_(3)], "multiples", BYTES, 2 * groups);
+  }
+
+  void take(std::optional<Array>& array, nb::handle from, const char* name, char format,
+            Index columns) {
+    array.emplace(from, name, format, 2, Access::read);
+    array->expect(0, values.size(0));
+    array->expect(1, columns);
   }
 
   QuantisedRows rows() const {
     return {values.as<const unsigned char>(), scales.as<const Half>(),
-            offsets.has_value() ? offsets->as<const Half>() : nullptr};
+            offsets.has_value() ? offsets->as<const Half>() : nullptr,
+            multiples.has_value() ? multiples->as<const signed char>() : nullptr};
   }
 
   Array values;
   Array scales;
   std::optional<Array> offsets;
+  std::optional<Array> multiples;
 };
 
 std::unique_ptr<Packed> pack_quantised(Backend& backend, const nb::list& matrices, Index columns,

@@ -110,21 +110,23 @@ void decode_q8_0(Bytes from, float* to) {
 }
 
 // Of sub-block s of a Q4_K or Q5_K block, which starts with d, m, and six-bit scales and minimums.
-struct Affine {
-  float scale;
-  float offset;
+struct Multiples {
+  int scale;
+  int minimum;
 };
 
-Affine affine_k(Bytes block, int s) {
+Multiples multiples_k(Bytes block, int s) {
   const Bytes packed = block + 4;
-  const int scale = s < 4 ? packed[s] & 63 : (packed[s + 4] & 15) | (packed[s - 4] >> 2 & 48);
-  const int minimum = s < 4 ? packed[s + 4] & 63 : packed[s + 4] >> 4 | (packed[s] >> 2 & 48);
-  return {static_cast<float>(scale) * half(block), static_cast<float>(minimum) * -half(block + 2)};
+  return {
+      s < 4 ? packed[s] & 63 : (packed[s + 4] & 15) | (packed[s - 4] >> 2 & 48),
+      s < 4 ? packed[s + 4] & 63 : packed[s + 4] >> 4 | (packed[s] >> 2 & 48),
+  };
 }
 
 void scaled_k(Bytes block, int s, const Small* __restrict q, float* __restrict to) {
-  const Affine factors = affine_k(block, s);
-  scaled<32>(q, factors.scale, factors.offset, to);
+  const Multiples of = multiples_k(block, s);
+  const float minimum = static_cast<float>(of.minimum) * -half(block + 2);
+  scaled<32>(q, static_cast<float>(of.scale) * half(block), minimum, to);
 }
 
 void decode_q4_k(Bytes from, float* to) {
@@ -255,61 +257,121 @@ void join_nibbles(const unsigned char* __restrict q, unsigned char* __restrict t
   for (int j = 0; j < 16; ++j) to[j] = static_cast<unsigned char>(q[j] | q[16 + j] << 4);
 }
 
-// Sub-blocks lie in the halves of 32 bytes; wanted are the halves of one in 16.
-void split_nibbles(Bytes packed, int upper, unsigned char* __restrict to) {
-  unsigned char q[GROUP];
-  for (int i = 0; i < GROUP; ++i) q[i] = static_cast<unsigned char>(packed[i] >> 4 * upper & 15);
-  join_nibbles(q, to);
+// Numbers below 64 as 24 bytes: of each half of a group, inputs 4i … 4i + 3 in the low six bits of
+// word i, and bits 2i and 2i + 1 of inputs 12 … 15 above them.
+void join_sixes(const unsigned char* __restrict q, unsigned char* __restrict to) {
+  for (int half = 0; half < 2; ++half, q += 16, to += 12) {
+    for (int j = 0; j < 12; ++j) {
+      to[j] = static_cast<unsigned char>(q[j] | (q[12 + j % 4] >> j / 4 * 2 & 3) << 6);
+    }
+  }
 }
 
-// The integers of one stored group, its scale and, where there is one, its offset.
-void kept_group(Kind kind, Encoding encoding, Bytes row, Index group, unsigned char* values,
-                Half* scale, Half* offset) {
+// One group as it is stored: d · s · q, or d · s · q + m · t.
+struct StoredGroup {
   Small q[GROUP];
-  const auto store = [&] { std::memcpy(values, q, sizeof q); };
-  if (kind == Kind::q4_k) {
-    const Bytes block = row + group / 8 * 144;
-    const int s = static_cast<int>(group % 8);
-    const Affine factors = affine_k(block, s);
-    split_nibbles(block + 16 + 32 * (s / 2), s % 2, values);
-    *scale = to_half(factors.scale);
-    *offset = to_half(factors.offset);
-    return;
+  Half scale;
+  Half offset;
+  Small multiples[2];  // s of each half, or s and t
+};
+
+// Sub-block s of a Q4_K or Q5_K block.
+void affine_group(Bytes block, int s, Bytes packed, StoredGroup* to) {
+  const Multiples of = multiples_k(block, s);
+  for (int i = 0; i < GROUP; ++i) to->q[i] = static_cast<Small>(packed[i] >> s % 2 * 4 & 15);
+  to->scale = half_bits(block);
+  to->offset = half_bits(block + 2) ^ 0x8000u;
+  to->multiples[0] = static_cast<Small>(of.scale);
+  to->multiples[1] = static_cast<Small>(of.minimum);
+}
+
+void stored_k(Kind kind, Bytes row, Index group, StoredGroup* to) {
+  const Bytes block = row + group / 8 * block_shape(kind).bytes;
+  const int s = static_cast<int>(group % 8);
+  if (kind == Kind::q4_k) return affine_group(block, s, block + 16 + s / 2 * 32, to);
+  if (kind == Kind::q5_k) {
+    affine_group(block, s, block + 48 + s / 2 * 32, to);
+    return top_bits(block + 16, s, 1, to->q);
+  }
+  const int half = s / 4, run = s % 4;
+  const Bytes packed = block + 64 * half + run % 2 * 32;
+  for (int i = 0; i < GROUP; ++i) {
+    to->q[i] = static_cast<Small>((packed[i] >> run / 2 * 4 & 15) - 32);
+  }
+  top_bits(block + 128 + 32 * half, 2 * run, 3, to->q);
+  to->scale = half_bits(block + 208);
+  std::memcpy(to->multiples, block + 192 + 2 * s, 2);
+}
+
+StoredGroup stored_group(Kind kind, Bytes row, Index group) {
+  StoredGroup to{};
+  if (block_shape(kind).elements > GROUP) {
+    stored_k(kind, row, group, &to);
+    return to;
   }
   const Bytes block = row + group * block_shape(kind).bytes;
-  *scale = half_bits(block);
+  to.scale = half_bits(block);
+  to.multiples[0] = to.multiples[1] = 1;
   switch (kind) {
     case Kind::q8_0:
-      std::memcpy(values, block + 2, GROUP);
+      std::memcpy(to.q, block + 2, GROUP);
       break;
     case Kind::q5_0:
-      nibbles<16>(block + 6, 16, q);
-      fifth_bits(block + 2, q);
-      store();
+      nibbles<16>(block + 6, 16, to.q);
+      fifth_bits(block + 2, to.q);
+      break;
+    case Kind::q5_1:
+      to.offset = half_bits(block + 2);
+      nibbles<16>(block + 8, 0, to.q);
+      fifth_bits(block + 4, to.q);
       break;
     case Kind::q4_1:
-      *offset = half_bits(block + 2);
-      std::memcpy(values, block + 4, GROUP / 2);
+      to.offset = half_bits(block + 2);
+      nibbles<16>(block + 4, 0, to.q);
       break;
     default:  // q4_0
-      if (encoding == Encoding::int4) {
-        std::memcpy(values, block + 2, GROUP / 2);
-      } else {
-        nibbles<16>(block + 2, 8, q);
-        store();
-      }
+      nibbles<16>(block + 2, 8, to.q);
   }
+  return to;
+}
+
+Half product(Half factor, Small multiple) {
+  return multiple == 1 ? factor : to_half(half_value(factor) * static_cast<float>(multiple));
+}
+
+// Four and eight bits have no multiples: scales and offsets are the products.
+Factors kept_group(Kind kind, Encoding encoding, Bytes row, Index group, unsigned char* values) {
+  const StoredGroup from = stored_group(kind, row, group);
+  if (encoding == Encoding::int8) {
+    std::memcpy(values, from.q, GROUP);
+    return {from.scale, 0, {}};
+  }
+  const bool sixes = has_multiples(encoding);
+  const int zero = sixes ? 32 : encoding == Encoding::int4 ? 8 : 0;
+  unsigned char q[GROUP];
+  for (int i = 0; i < GROUP; ++i) q[i] = static_cast<unsigned char>(from.q[i] + zero);
+  if (sixes) {
+    join_sixes(q, values);
+    return {from.scale, from.offset, {from.multiples[0], from.multiples[1]}};
+  }
+  join_nibbles(q, values);
+  return {product(from.scale, from.multiples[0]), product(from.offset, from.multiples[1]), {}};
 }
 
 // Whether integers of that kind are kept as they are.
 bool keeps(Kind kind, Encoding encoding) {
+  const auto is_any = [&](auto... kinds) { return ((kind == kinds) || ...); };
   switch (encoding) {
     case Encoding::int8:
-      return kind == Kind::q8_0 || kind == Kind::q5_0 || kind == Kind::q4_0;
+      return is_any(Kind::q8_0, Kind::q5_0, Kind::q4_0);
+    case Encoding::int6:
+      return is_any(Kind::q6_k, Kind::q5_0, Kind::q4_0);
+    case Encoding::int6_offset:
+      return is_any(Kind::q5_k, Kind::q5_1, Kind::q5_0, Kind::q4_k, Kind::q4_1, Kind::q4_0);
     case Encoding::int4:
       return kind == Kind::q4_0;
     case Encoding::int4_offset:
-      return kind == Kind::q4_1 || kind == Kind::q4_k;
+      return is_any(Kind::q4_1, Kind::q4_k);
     default:
       return false;
   }
@@ -423,7 +485,8 @@ void read_floats(Kind kind, Bytes from, Index count, float* to) {
 BlockShape block_shape(Kind kind) { return FORMATS[static_cast<int>(kind)].shape; }
 
 bool packs_as(Kind kind, Encoding encoding) {
-  return encoding != Encoding::int4_offset || keeps(kind, encoding);
+  const bool stored = has_offsets(encoding) || has_multiples(encoding);
+  return !stored || keeps(kind, encoding);
 }
 
 bool read_bf16(Kind kind, Bytes row, Index first, Index count, Bf16* out) {
@@ -439,10 +502,10 @@ bool read_bf16(Kind kind, Bytes row, Index first, Index count, Bf16* out) {
 }
 
 bool read_integers(Kind kind, Encoding encoding, Bytes row, Index first, Index count,
-                   unsigned char* values, Half* scales, Half* offsets) {
+                   unsigned char* values, Factors* factors) {
   const Index groups = (count + GROUP - 1) / GROUP;
-  const Index bytes = encoding == Encoding::int8 ? GROUP : GROUP / 2;
   const bool kept = keeps(kind, encoding);
+  const Index bytes = GROUP / 8 * bits_of(encoding);
   float floats[STRETCH];
   if (!kept) {
     const BlockShape shape = block_shape(kind);
@@ -453,11 +516,11 @@ bool read_integers(Kind kind, Encoding encoding, Bytes row, Index first, Index c
   for (Index g = 0; g < groups; ++g) {
     unsigned char* const at = values + g * bytes;
     if (kept) {
-      kept_group(kind, encoding, row, first / GROUP + g, at, scales + g, offsets + g);
+      factors[g] = kept_group(kind, encoding, row, first / GROUP + g, at);
     } else {
-      scales[g] = rounded_group(floats + g * GROUP, encoding, at);
+      factors[g] = {rounded_group(floats + g * GROUP, encoding, at), 0, {}};
     }
-    sound = sound && finite(scales[g]) && (encoding != Encoding::int4_offset || finite(offsets[g]));
+    sound = sound && finite(factors[g].scale) && finite(factors[g].offset);
   }
   return sound;
 }

@@ -10,6 +10,7 @@
 #include "bf16_units.h"
 #include "linear_format.h"
 #include "octavo/kernels.h"
+#include "sixes.h"
 #include "vector.h"
 
 namespace octavo::OCTAVO_SET {
@@ -25,8 +26,7 @@ struct Integers {
 
 template <Encoding ENCODING>
 struct Lines {
-  static constexpr bool OFFSETS = ENCODING == Encoding::int4_offset;
-  static constexpr float ZERO = OFFSETS ? 0.0f : 8.0f;
+  static constexpr float ZERO = OFFSETS<ENCODING> ? 0.0f : 8.0f;
   static constexpr int COUNT = 4;  // inputs 0 … 15 in the low halves of bytes, then 16 …
   static constexpr Integers PART[] = {{0x0f00u, 0x47000000u, 0x1p15f + ZERO},
                                       {0xf000u, 0x45000000u, 0x1p11f + ZERO}};
@@ -34,7 +34,6 @@ struct Lines {
 
 template <>
 struct Lines<Encoding::int8> {
-  static constexpr bool OFFSETS = false;
   static constexpr int COUNT = 8;
   static constexpr Integers PART[] = {{0xff00u, 0x47008000u, 0x1p15f + 128.0f}};  // q + 128
 };
@@ -42,15 +41,42 @@ struct Lines<Encoding::int8> {
 constexpr Index LINE = 4 * PANEL;  // bytes: a word of each column
 
 // One group of a panel.
+constexpr Integers SIX = {0xff00u, 0x47000000u, 0x1p15f + SIXES_ZERO};
+
+template <Encoding ENCODING>
+OCTAVO_INLINE void expand_sixes(const unsigned char* from, const unsigned char* factors,
+                                unsigned char* to) {
+  const SixFactors of = six_factors<ENCODING>(factors, 0);
+  const Floats scale = widen_halves(reinterpret_cast<const Half*>(factors));
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; ++half, from += 3 * LINE) {
+    const Floats times = scale * of.halves[half];
+    const auto weights = [&](Words words) __attribute__((always_inline)) {
+      const Floats integers = as_floats((words & SIX.mask) ^ SIX.bits) - SIX.zero;
+      if constexpr (OFFSETS<ENCODING>) return fma(integers, times, of.offset);
+      return integers * times;
+    };
+    Sixteen quads;
+    unpack_sixes(from, quads);
+#pragma GCC unroll 4
+    for (const Words second : quads) {
+      const Words first = second << 8, third = second >> 8, fourth = second >> 16;
+      store_words(to, pair_bf16(weights(first), weights(second)));
+      store_words(to + LINE, pair_bf16(weights(third), weights(fourth)));
+      to += 2 * LINE;
+    }
+  }
+}
+
 template <Encoding ENCODING>
 OCTAVO_INLINE void expand_group(const unsigned char* from, const Half* factors, unsigned char* to) {
   using Of = Lines<ENCODING>;
   const Floats scale = widen_halves(factors);
   [[maybe_unused]] Floats offset = {};
-  if constexpr (Of::OFFSETS) offset = widen_halves(factors + PANEL);
+  if constexpr (OFFSETS<ENCODING>) offset = widen_halves(factors + PANEL);
   const auto weights = [&](Words words, const Integers& integers) __attribute__((always_inline)) {
     const Floats held = as_floats((words & integers.mask) ^ integers.bits);
-    if constexpr (Of::OFFSETS) return fma(held - integers.zero, scale, offset);
+    if constexpr (OFFSETS<ENCODING>) return fma(held - integers.zero, scale, offset);
     return fma(held, scale, scale * -integers.zero);
   };
 #pragma GCC unroll 8
@@ -69,9 +95,8 @@ OCTAVO_INLINE void expand_group(const unsigned char* from, const Half* factors, 
 
 template <Encoding ENCODING>
 void expand(const ExpandArgs& args) {
-  constexpr Index GROUP_BYTES = Lines<ENCODING>::COUNT * LINE;
-  constexpr Index FACTOR_BYTES = PANEL * (Lines<ENCODING>::OFFSETS ? 4 : 2);
-  const Index fetched = Lines<ENCODING>::COUNT * args.fetch_step;
+  constexpr Index LINES = SIXES<ENCODING> ? 6 : Lines<ENCODING>::COUNT;
+  const Index fetched = LINES * args.fetch_step;
   unsigned char* to = args.to;
   for (Index p = 0; p < args.count; ++p) {
     const Index panel = p * args.panel_stride;
@@ -79,10 +104,14 @@ void expand(const ExpandArgs& args) {
     const unsigned char *fetch = args.fetch + panel, *fetch_factors = args.fetch_factors + panel;
     for (Index k = 0; k < args.inputs; k += DEPTH) {
       fetch_lines(fetch, fetched);
-      fetch_lines(fetch_factors, FACTOR_BYTES);
-      expand_group<ENCODING>(from, reinterpret_cast<const Half*>(factors), to);
-      from += GROUP_BYTES, factors += FACTOR_BYTES, to += EXPANDED_GROUP_BYTES;
-      fetch += fetched, fetch_factors += FACTOR_BYTES;
+      fetch_lines(fetch_factors, FACTOR_BYTES<ENCODING>);
+      if constexpr (SIXES<ENCODING>) {
+        expand_sixes<ENCODING>(from, factors, to);
+      } else {
+        expand_group<ENCODING>(from, reinterpret_cast<const Half*>(factors), to);
+      }
+      from += LINES * LINE, factors += FACTOR_BYTES<ENCODING>, to += EXPANDED_GROUP_BYTES;
+      fetch += fetched, fetch_factors += FACTOR_BYTES<ENCODING>;
     }
   }
 }

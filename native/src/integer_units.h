@@ -18,6 +18,10 @@
 //                  3; vpsignb would want the unit that the products want: 165.) Of four bits all of
 //                  a group fits: |Σ (q - 4) x| + |4 Σ x| < 2^15
 //   others         float32, whose integers are exact up to 2^24: 32 · 128 · 127 < 2^19
+//
+// Of `Sixes` a product takes all inputs that share a multiple, `dot_sixteen`: their sums are those
+// of `Nibbles`, and have as much room, since weights of six bits are taken as q and less 32 only in
+// what the sums start from. `six_tile.h` unpacks them.
 #pragma once
 
 #include "octavo/packed.h"
@@ -144,6 +148,14 @@ OCTAVO_INLINE void accumulate(Products, Ints (&sums)[WIDTH], const Words (&weigh
 
 OCTAVO_INLINE Floats total(Ints sums) { return to_floats(sums); }
 
+OCTAVO_INLINE void add_products(Ints& sums, Words weights, Words x) {
+  sums = dot_quads(weights, x, sums);
+}
+
+OCTAVO_INLINE std::uint32_t start_of(const Quad& sums, int zero) {
+  return static_cast<std::uint32_t>(-zero * (sums[0] + sums[1] + sums[2] + sums[3]));
+}
+
 #elif OCTAVO_LANES >= 8
 
 #if OCTAVO_LANES == 8
@@ -246,23 +258,31 @@ OCTAVO_INLINE int lay_out(Nibbles, const Group& integers, int zero, unsigned cha
   return (-zero / 2 * sum_of(integers) & 0xffff) * 0x10001;  // one half in each of two sums
 }
 
+OCTAVO_INLINE void add_products(Shorts& sums, Words weights, Words x) {
+#if OCTAVO_LANES == 8
+  Words product;
+  __asm__("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0"
+          : "+x"(sums), "=&x"(product)
+          : "x"(weights), "x"(x));
+#else
+  sums += dot_bytes(weights, x);
+#endif
+}
+
 template <int WIDTH>
 OCTAVO_INLINE void accumulate(Nibbles, Shorts (&sums)[WIDTH], const Words (&weights)[WIDTH],
                               Words x) {
 #pragma GCC unroll 16
-  for (int n = 0; n < WIDTH; ++n) {
-#if OCTAVO_LANES == 8
-    Words product;
-    __asm__("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0"
-            : "+x"(sums[n]), "=&x"(product)
-            : "x"(weights[n]), "x"(x));
-#else
-    sums[n] += dot_bytes(weights[n], x);
-#endif
-  }
+  for (int n = 0; n < WIDTH; ++n) add_products(sums[n], weights[n], x);
 }
 
 OCTAVO_INLINE Floats total(Shorts sums) { return to_floats(add_pairs(sums)); }
+
+// Each of two sums has its own inputs: 8 · 32 · 127 < 2^15.
+OCTAVO_INLINE std::uint32_t start_of(const Quad& sums, int zero) {
+  return static_cast<std::uint32_t>(-zero * (sums[0] + sums[1]) & 0xffff) |
+         static_cast<std::uint32_t>(-zero * (sums[2] + sums[3])) << 16;
+}
 
 #else
 
@@ -312,9 +332,65 @@ OCTAVO_INLINE void accumulate(Products, Floats (&sums)[WIDTH], const Floats (&we
 
 OCTAVO_INLINE Floats total(Floats sums) { return sums; }
 
+struct Sixes {
+  static constexpr Index HALF_BYTES = 4 + 4 * DEPTH / 2, X_BYTES = 2 * HALF_BYTES;
+};
+
+OCTAVO_INLINE int lay_out(Sixes, const Group& integers, int zero, unsigned char* to) {
+  for (int half = 0; half < 2; ++half, to += Sixes::HALF_BYTES) {
+    float* const floats = reinterpret_cast<float*>(to);
+    floats[0] = 0.0f;
+    for (int i = 0; i < GROUP_VECTORS / 2; ++i) {
+      const Floats values = to_floats(integers[half * GROUP_VECTORS / 2 + i]);
+      store(floats + 1 + i * LANES, values);
+      floats[0] -= static_cast<float>(zero) * sum(values);
+    }
+  }
+  return 0;
+}
+
+OCTAVO_INLINE Floats dot_sixteen(Sixes, const Words (&quads)[4], const unsigned char* from) {
+  const float* const x = reinterpret_cast<const float*>(from);
+  Floats sums = splat(x[0]);
+  for (int i = 0; i < 4; ++i) {
+    for (int byte = 0; byte < 4; ++byte) {
+      sums += to_floats((Ints)(quads[i] >> 8 * byte & 255u)) * splat(x[1 + 4 * i + byte]);
+    }
+  }
+  return sums;
+}
+
 #endif
 
 #if OCTAVO_LANES >= 8
+
+// Of each half of a group the word that its sums start from, then its inputs.
+struct Sixes {
+  static constexpr Index HALF_BYTES = 4 + DEPTH / 2, X_BYTES = 2 * HALF_BYTES;
+};
+
+OCTAVO_INLINE int lay_out(Sixes, const Group& integers, int zero, unsigned char* to) {
+  Byte bytes[DEPTH];
+  narrow(integers, bytes);
+  for (int half = 0; half < 2; ++half, to += Sixes::HALF_BYTES) {
+    Ints all = {};
+    for (int i = 0; i < GROUP_VECTORS / 2; ++i) all += integers[half * GROUP_VECTORS / 2 + i];
+    Quad quads[LANES / 4];
+    __builtin_memcpy(quads, &all, sizeof all);
+    for (int i = 1; i < LANES / 4; ++i) quads[0] += quads[i];
+    const std::uint32_t start = start_of(quads[0], zero);
+    __builtin_memcpy(to, &start, sizeof start);
+    __builtin_memcpy(to + sizeof start, bytes + half * DEPTH / 2, DEPTH / 2);
+  }
+  return 0;
+}
+
+OCTAVO_INLINE auto dot_sixteen(Sixes, const Words (&quads)[4], const unsigned char* x) {
+  Nibbles::Sums sums = (Nibbles::Sums)splat_from(x);
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) add_products(sums, quads[i], splat_from(x + 4 + 4 * i));
+  return sums;
+}
 
 OCTAVO_INLINE Words part_of(Nibbles, const void* line, int part) { return halves_of(line, part); }
 

@@ -206,7 +206,7 @@ void finish(const Plan& plan, const float* sums, Index sums_stride, Index row, I
   const Index start = (gated ? panel / 2 : panel) * PANEL;
   const Index stop = least(start + (gated ? panels / 2 : panels) * PANEL, width);
   for (Index r = 0; r < rows; ++r, sums += sums_stride) {
-    float* const out = args.out + (row + r) * width;
+    float* const out = args.out + (row + r) * args.out_stride;
     for (Index n = start; n < stop; n += LANES) {
       const Index offset = n - start;
       if (gated) {

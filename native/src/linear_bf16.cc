@@ -85,6 +85,8 @@ const Format& bf16_format() { return FORMAT; }
 
 const Format& quantised_format(Encoding encoding) {
   if (encoding == Encoding::int8) return EXPANDED<Encoding::int8>;
+  if (encoding == Encoding::int6) return EXPANDED<Encoding::int6>;
+  if (encoding == Encoding::int6_offset) return EXPANDED<Encoding::int6_offset>;
   if (encoding == Encoding::int4) return EXPANDED<Encoding::int4>;
   return EXPANDED<Encoding::int4_offset>;
 }

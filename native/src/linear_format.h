@@ -7,6 +7,17 @@
 
 namespace octavo::OCTAVO_SET {
 
+template <Encoding ENCODING>
+constexpr bool OFFSETS = ENCODING == Encoding::int4_offset || ENCODING == Encoding::int6_offset;
+
+template <Encoding ENCODING>
+constexpr bool SIXES = ENCODING == Encoding::int6 || ENCODING == Encoding::int6_offset;
+
+// Of a group of a panel.
+template <Encoding ENCODING>
+constexpr Index FACTOR_BYTES =
+    PANEL * (2 + (OFFSETS<ENCODING> ? 2 : 0) + (SIXES<ENCODING> ? 2 : 0));
+
 // Beside a group of DEPTH inputs of a prepared row whose elements are integers: x ≈ scale · q.
 struct RowGroup {
   float scale;

@@ -1,8 +1,9 @@
-// Products with weights of eight and four bits. x is rounded to eight bits in groups of DEPTH
+// Products with weights of eight, six and four bits. x is rounded to eight bits in groups of DEPTH
 // inputs. (Sets with tiles expand such weights to bfloat16: `linear_bf16.cc`.)
 #if !OCTAVO_TILES
 
 #include "quantised_tile.h"
+#include "six_tile.h"
 
 namespace octavo::OCTAVO_SET {
 
@@ -12,8 +13,13 @@ constexpr Index RUN_INPUTS = 1280;  // of one panel: 20 KiB of bytes
 
 template <Encoding ENCODING, int ROWS>
 constexpr Tiles tiles_of() {
-  return {multiply_quantised<ENCODING, ROWS, panels_for(ROWS)>,
-          multiply_quantised<ENCODING, ROWS, 1>, panels_for(ROWS)};
+  constexpr int PANELS = panels_for(ROWS);
+  if constexpr (SIXES<ENCODING>) {
+    return {multiply_sixes<ENCODING, ROWS, PANELS>, multiply_sixes<ENCODING, ROWS, 1>, PANELS};
+  } else {
+    return {multiply_quantised<ENCODING, ROWS, PANELS>, multiply_quantised<ENCODING, ROWS, 1>,
+            PANELS};
+  }
 }
 
 template <Encoding ENCODING>
@@ -64,7 +70,7 @@ OCTAVO_INLINE void quantise_group(const float* from, unsigned char* to, RowGroup
   group->scale = usual ? most / LARGEST : most * 0.0f;
   group->start =
       lay_out(typename Kernel<ENCODING>::Products{}, integers, Kernel<ENCODING>::ZERO, to);
-  if constexpr (ENCODING == Encoding::int4_offset) {
+  if constexpr (OFFSETS<ENCODING>) {
     group->total = group->scale * static_cast<float>(sum_of(integers));
   }
 }
@@ -101,6 +107,8 @@ constexpr Format FORMAT = {
 
 const Format& quantised_format(Encoding encoding) {
   if (encoding == Encoding::int8) return FORMAT<Encoding::int8>;
+  if (encoding == Encoding::int6) return FORMAT<Encoding::int6>;
+  if (encoding == Encoding::int6_offset) return FORMAT<Encoding::int6_offset>;
   if (encoding == Encoding::int4) return FORMAT<Encoding::int4>;
   return FORMAT<Encoding::int4_offset>;
 }

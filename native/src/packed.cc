@@ -13,6 +13,20 @@
 
 namespace octavo {
 
+int bits_of(Encoding encoding) {
+  if (encoding == Encoding::bf16) return 16;
+  if (encoding == Encoding::int8) return 8;
+  return has_multiples(encoding) ? 6 : 4;
+}
+
+bool has_offsets(Encoding encoding) {
+  return encoding == Encoding::int4_offset || encoding == Encoding::int6_offset;
+}
+
+bool has_multiples(Encoding encoding) {
+  return encoding == Encoding::int6 || encoding == Encoding::int6_offset;
+}
+
 namespace {
 
 struct Transfer {
@@ -87,22 +101,19 @@ Index write_panel(const Words&, Index, unsigned char*) { return 0; }
 
 constexpr Index STRETCH_GROUPS = STRETCH / DEPTH;
 
-struct Factors {
-  Half scales[STRETCH_GROUPS];
-  Half offsets[STRETCH_GROUPS];
-};
-
-void write_factors(const Transfer& job, Index row, Index first, Index count, const Factors& from) {
+void write_factors(const Transfer& job, Index row, Index group, const Factors& from) {
   const PackedView& view = *job.view;
-  unsigned char* const panel = job.panels + panel_of(view, row) * view.panel_bytes;
   const Index lane = lane_of(view, row);
-  for (Index g = 0; g < count; ++g) {
-    unsigned char* const to = panel + view.factors_at + (first + g) * view.factor_bytes;
-    std::memcpy(to + lane * 2, from.scales + g, 2);
-    if (view.encoding == Encoding::int4_offset) {
-      std::memcpy(to + (PANEL + lane) * 2, from.offsets + g, 2);
-    }
+  unsigned char* to = job.panels + panel_of(view, row) * view.panel_bytes + view.factors_at +
+                      group * view.factor_bytes;
+  std::memcpy(to + lane * 2, &from.scale, 2);
+  to += PANEL * 2;
+  if (has_offsets(view.encoding)) {
+    std::memcpy(to + lane * 2, &from.offset, 2);
+    to += PANEL * 2;
   }
+  if (!has_multiples(view.encoding)) return;
+  for (int i = 0; i < 2; ++i) std::memcpy(to + i * PANEL + lane, from.multiples + i, 1);
 }
 
 // Elements k … k + width - 1 of a row as words; the factors of integers go to their place.
@@ -114,11 +125,13 @@ bool read_row(const Transfer& job, Index row, Index k, Index width, std::uint32_
     if (width % 2 != 0) words[width / 2] = 0;
     return read_bf16(from.kind, bytes, k, width, reinterpret_cast<Bf16*>(words));
   }
-  Factors factors{};
-  const bool finite =
-      read_integers(from.kind, encoding, bytes, k, width, reinterpret_cast<unsigned char*>(words),
-                    factors.scales, factors.offsets);
-  write_factors(job, job.first + row, k / DEPTH, (width + DEPTH - 1) / DEPTH, factors);
+  Factors factors[STRETCH_GROUPS] = {};
+  const bool finite = read_integers(from.kind, encoding, bytes, k, width,
+                                    reinterpret_cast<unsigned char*>(words), factors);
+  const Index groups = (width + DEPTH - 1) / DEPTH;
+  for (Index g = 0; g < groups; ++g) {
+    write_factors(job, job.first + row, k / DEPTH + g, factors[g]);
+  }
   return finite;
 }
 
@@ -159,17 +172,18 @@ void write_quantised_row(const Transfer& job, Index row) {
   const Index quads = view.group_bytes / (4 * PANEL);
   const Index lane = lane_of(view, job.first + row);
   unsigned char* const panel = job.panels + panel_of(view, job.first + row) * view.panel_bytes;
-  const unsigned char* source = job.quantised.values + row * groups * quads * 4;
+  const QuantisedRows& from = job.quantised;
+  const unsigned char* source = from.values + row * groups * quads * 4;
   for (Index quad = 0; quad < groups * quads; ++quad) {
     std::memcpy(panel + (quad * PANEL + lane) * 4, source + quad * 4, 4);
   }
   for (Index group = 0; group < groups; ++group) {
-    unsigned char* const factors = panel + view.factors_at + group * view.factor_bytes;
     const Index at = row * groups + group;
-    std::memcpy(factors + lane * 2, job.quantised.scales + at, 2);
-    if (job.quantised.offsets != nullptr) {
-      std::memcpy(factors + (PANEL + lane) * 2, job.quantised.offsets + at, 2);
-    }
+    Factors factors{};
+    factors.scale = from.scales[at];
+    if (from.offsets != nullptr) factors.offset = from.offsets[at];
+    if (from.multiples != nullptr) std::memcpy(factors.multiples, from.multiples + 2 * at, 2);
+    write_factors(job, job.first + row, group, factors);
   }
 }
 
@@ -198,9 +212,12 @@ PackedView layout(Index rows, Index columns, bool gated, Encoding encoding) {
   view.rows = rows;
   view.columns = columns;
   view.gated = gated;
-  const bool bf16 = encoding == Encoding::bf16;
-  view.group_bytes = PANEL * DEPTH * (bf16 ? 4 : encoding == Encoding::int8 ? 2 : 1) / 2;
-  view.factor_bytes = bf16 ? 0 : PANEL * (encoding == Encoding::int4_offset ? 4 : 2);
+  view.group_bytes = PANEL * DEPTH / 8 * bits_of(encoding);
+  view.factor_bytes = 0;
+  if (encoding != Encoding::bf16) {
+    view.factor_bytes =
+        PANEL * (2 + (has_offsets(encoding) ? 2 : 0) + (has_multiples(encoding) ? 2 : 0));
+  }
   const Index groups = OCTAVO_PADDED(columns, DEPTH) / DEPTH;
   view.factors_at = groups * view.group_bytes;
   view.panel_bytes = OCTAVO_PADDED(groups * (view.group_bytes + view.factor_bytes), 64);

@@ -11,6 +11,7 @@
 #include "integer_units.h"
 #include "linear_format.h"
 #include "octavo/kernels.h"
+#include "sixes.h"
 #include "vector.h"
 
 namespace octavo::OCTAVO_SET {
@@ -29,6 +30,13 @@ struct Kernel<Encoding::int8> {
   static constexpr int ZERO = 0;
 };
 
+template <Encoding ENCODING>
+  requires SIXES<ENCODING>
+struct Kernel<ENCODING> {
+  using Products = Sixes;
+  static constexpr int ZERO = SIXES_ZERO;
+};
+
 // Sums fill the registers but for those that a part of the weights and the inputs need.
 #if OCTAVO_LANES == 16
 template <Encoding>
@@ -36,7 +44,9 @@ constexpr int MAX_ROWS = 12;
 constexpr int panels_for(int rows) { return rows == 1 ? 8 : rows <= 4 ? 4 : 2; }
 #elif OCTAVO_LANES == 8
 template <Encoding ENCODING>
-constexpr int MAX_ROWS = ENCODING == Encoding::int8 ? 5 : 6;
+constexpr int MAX_ROWS = ENCODING == Encoding::int8 ? 5
+                         : SIXES<ENCODING>          ? 8
+                                                    : 6;
 constexpr int panels_for(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
 #else
 template <Encoding>
@@ -83,7 +93,6 @@ OCTAVO_INLINE void multiply_group(const TileArgs& args, const unsigned char* x,
 template <Encoding ENCODING, int ROWS, int WIDTH, typename Sums>
 OCTAVO_INLINE void settle(const TileArgs& args, const unsigned char* row_groups,
                           const unsigned char* factors, const Sums (&products)[ROWS][WIDTH]) {
-  constexpr bool OFFSETS = ENCODING == Encoding::int4_offset;
   float* const sums = args.sums;
   const Index sums_stride = args.sums_stride, x_stride = args.x_stride;
   Floats scales[WIDTH], offsets[WIDTH];
@@ -92,7 +101,7 @@ OCTAVO_INLINE void settle(const TileArgs& args, const unsigned char* row_groups,
     const Half* const halves =
         reinterpret_cast<const Half*>(vector_at(factors, args.panel_stride, n, sizeof(Half)));
     scales[n] = widen_halves(halves);
-    if constexpr (OFFSETS) offsets[n] = widen_halves(halves + PANEL);
+    if constexpr (OFFSETS<ENCODING>) offsets[n] = widen_halves(halves + PANEL);
   }
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; ++r) {
@@ -101,7 +110,7 @@ OCTAVO_INLINE void settle(const TileArgs& args, const unsigned char* row_groups,
     for (int n = 0; n < WIDTH; ++n) {
       float* const at = sums + r * sums_stride + n * LANES;
       Floats sum = fma(total(products[r][n]), scales[n] * splat(group.scale), load(at));
-      if constexpr (OFFSETS) sum = fma(offsets[n], splat(group.total), sum);
+      if constexpr (OFFSETS<ENCODING>) sum = fma(offsets[n], splat(group.total), sum);
       store(at, sum);
     }
   }
@@ -111,7 +120,6 @@ template <Encoding ENCODING, int ROWS, int PANELS>
 void multiply_quantised(const TileArgs& args) {
   using Products = typename Kernel<ENCODING>::Products;
   constexpr int WIDTH = PANELS * VECTORS;
-  constexpr Index FACTOR_BYTES = PANEL * (ENCODING == Encoding::int4_offset ? 4 : 2);
   if (args.first) {
     for (int r = 0; r < ROWS; ++r) {
       for (int n = 0; n < WIDTH; ++n) store(args.sums + r * args.sums_stride + n * LANES, Floats{});
@@ -136,8 +144,8 @@ void multiply_quantised(const TileArgs& args) {
       __builtin_prefetch(fetch_factors + p * args.fetch_stride);
     }
     x += Products::X_BYTES, panel += Products::LINES * 4 * PANEL;
-    factors += FACTOR_BYTES, row_groups += sizeof(RowGroup);
-    fetch += Products::LINES * args.fetch_step, fetch_factors += FACTOR_BYTES;
+    factors += FACTOR_BYTES<ENCODING>, row_groups += sizeof(RowGroup);
+    fetch += Products::LINES * args.fetch_step, fetch_factors += FACTOR_BYTES<ENCODING>;
   }
 }
 

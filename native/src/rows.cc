@@ -30,6 +30,14 @@ OCTAVO_INLINE int integer_of(const PackedView& table, const unsigned char* group
   if (table.encoding == Encoding::int8) {
     return static_cast<std::int8_t>(group[k / 4 * 4 * PANEL + k % 4]);
   }
+  if (has_multiples(table.encoding)) {
+    const unsigned char* const half = group + k / 16 * 3 * 4 * PANEL;
+    const Index word = k % 16 / 4;
+    if (word < 3) return (half[word * 4 * PANEL + k % 4] & 63) - 32;
+    int integer = 0;
+    for (Index i = 0; i < 3; ++i) integer |= half[i * 4 * PANEL + k % 4] >> 6 << 2 * i;
+    return integer - 32;
+  }
   const int pair = group[k % 16 / 4 * 4 * PANEL + k % 4];
   return (k < 16 ? pair & 15 : pair >> 4) - (table.encoding == Encoding::int4 ? 8 : 0);
 }
@@ -37,14 +45,23 @@ OCTAVO_INLINE int integer_of(const PackedView& table, const unsigned char* group
 void embed_quantised(const PackedView& table, Index token, float* out) {
   const unsigned char* const panel = table.panels + token / PANEL * table.panel_bytes;
   const Index lane = token % PANEL;
+  const bool offsets = has_offsets(table.encoding), multiples = has_multiples(table.encoding);
   for (Index k = 0; k < table.columns; ++k) {
     const Index group = k / DEPTH;
     const Half* const factors =
         reinterpret_cast<const Half*>(panel + table.factors_at + group * table.factor_bytes);
     const unsigned char* const values = panel + group * table.group_bytes + lane * 4;
-    const float value = static_cast<float>(integer_of(table, values, k % DEPTH));
-    out[k] = widen_half(factors[lane]) * value;
-    if (table.encoding == Encoding::int4_offset) out[k] += widen_half(factors[PANEL + lane]);
+    const Index inner = k % DEPTH;
+    float scale = widen_half(factors[lane]);
+    float offset = offsets ? widen_half(factors[PANEL + lane]) : 0.0f;
+    if (multiples) {
+      const std::int8_t* const of =
+          reinterpret_cast<const std::int8_t*>(factors + (offsets ? 2 : 1) * PANEL) + lane;
+      scale *= static_cast<float>(of[offsets ? 0 : inner / 16 * PANEL]);
+      offset *= static_cast<float>(of[PANEL]);
+    }
+    out[k] = scale * static_cast<float>(integer_of(table, values, inner));
+    if (offsets) out[k] += offset;
   }
 }
 

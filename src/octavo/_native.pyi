@@ -31,7 +31,7 @@ class Backend:
     ) -> tuple[Packed, int]: ...
     def pack_quantised(
         self,
-        matrices: list[tuple[U8, U16, U16 | None]],
+        matrices: list[tuple[U8, U16, U16 | None, U8 | None]],
         columns: int,
         encoding: int,
         gated: bool,

@@ -1,6 +1,6 @@
 """The other side of the parity tests: transformers in float32, given the very same weights."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +49,9 @@ SIZES = {
 }
 
 
-def random_model(rng: np.random.Generator, kind: str) -> transformers.PreTrainedModel:
+def random_model(rng: np.random.Generator, kind: str, **sizes: int) -> transformers.PreTrainedModel:
     """A tiny model of one of `KINDS`, every weight drawn from `rng`, matrices exact in bfloat16."""
-    settings = SIZES | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+    settings = SIZES | sizes | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
     if kind != "qwen2":  # its heads have no size of their own
         settings["head_dim"] = 16
     config = transformers.AutoConfig.for_model(kind.split("-")[0], **settings | KINDS[kind])
@@ -139,8 +139,13 @@ def gguf_name(name: str) -> str:
     return name
 
 
-def write_gguf(model: transformers.PreTrainedModel, path: Path) -> None:
-    """The model as llama.cpp's converter writes it, in float32, by the gguf package."""
+def write_gguf(
+    model: transformers.PreTrainedModel,
+    path: Path,
+    blocks: Mapping[str, tuple[str, npt.NDArray[np.uint8]]] | None = None,
+) -> None:
+    """The model as llama.cpp's converter writes it, in float32, by the gguf package. Tensors that
+    `blocks` names are of its type and its bytes instead."""
     config = model.config
     architecture = "qwen2" if config.model_type == "qwen2" else "llama"
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -174,7 +179,11 @@ def write_gguf(model: transformers.PreTrainedModel, path: Path) -> None:
             heads = len(values) // head_dim
             halves = values.reshape(heads, 2, head_dim // 2, -1)
             values = halves.swapaxes(1, 2).reshape(values.shape)
-        writer.add_tensor(gguf_name(name), np.ascontiguousarray(values))
+        if blocks is not None and gguf_name(name) in blocks:
+            type_name, raw = blocks[gguf_name(name)]
+            writer.add_tensor(gguf_name(name), raw, raw_dtype=gguf.GGMLQuantizationType[type_name])
+        else:
+            writer.add_tensor(gguf_name(name), np.ascontiguousarray(values))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -19,7 +19,7 @@ def test_a_floor_is_the_longer_of_reading_and_multiplying() -> None:
 
 def test_operations_grow_with_rounds_and_pieces(ops: NativeOps) -> None:
     operands = np.zeros(4096, np.uint8)
-    for form in ("bf16", "int8", "int4"):
+    for form in PRODUCTS:
         one = ops.multiply(form, operands, 3, np.zeros(1, np.float32))
         assert ops.multiply(form, operands, 6, np.zeros(1, np.float32)) == 2 * one
         assert ops.multiply(form, operands, 3, np.zeros(4, np.float32)) == 4 * one
@@ -29,7 +29,7 @@ def test_operations_grow_with_rounds_and_pieces(ops: NativeOps) -> None:
 def test_weights_that_are_expanded_have_the_limit_of_bfloat16(expanding: str) -> None:
     ops, operands = NativeOps(threads=1, isa=expanding), np.zeros(4096, np.uint8)
     counts = {form: ops.multiply(form, operands, 3, np.zeros(1, np.float32)) for form in PRODUCTS}
-    assert counts["int8"] == counts["int4"] == counts["bf16"]
+    assert len(set(counts.values())) == 1
 
 
 def test_reading_reads_all_of_it_once(ops: NativeOps) -> None:
@@ -52,7 +52,7 @@ def test_ceilings_of_this_machine(isa: str) -> None:
     ceilings = measure_ceilings(NativeOps(threads=1, isa=isa), budget_s=0.0)
     assert ceilings.read_bytes_per_s > 1e7
     assert ceilings.operations_per_s["bf16"] > 0
-    assert set(ceilings.operations_per_s) == {"bf16", "int8", "int4"}
+    assert set(ceilings.operations_per_s) == {"bf16", "int8", "int6", "int4"}
 
 
 def test_the_shortest_call_counts() -> None:

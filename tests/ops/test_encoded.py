@@ -17,6 +17,8 @@ from octavo.ops.api import (
     F32,
     INT4,
     INT4_OFFSETS,
+    INT6,
+    INT6_OFFSETS,
     INT8,
     Encoded,
     Form,
@@ -24,10 +26,11 @@ from octavo.ops.api import (
     Ops,
     Packed,
 )
-from octavo.ops.encodings import ENCODINGS, STORED_FORMS, rounded
+from octavo.ops.encodings import ENCODINGS, dequantize, rounded
 from octavo.ops.integers import integers_of
 from octavo.ops.native import NativeOps
 from octavo.ops.reference import ReferenceOps
+from octavo.ops.stored import STORED_FORMS
 
 DTYPES: dict[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 
@@ -76,8 +79,8 @@ def test_matrices_of_different_kinds_are_stacked(rng: np.random.Generator, ops: 
 FORMS = [
     (kind, form)
     for kind in ENCODINGS
-    for form in (INT8, INT4, INT4_OFFSETS)
-    if not form.offsets or STORED_FORMS.get(kind) == form
+    for form in (INT8, INT6, INT6_OFFSETS, INT4, INT4_OFFSETS)
+    if form in (INT8, INT4, *STORED_FORMS.get(kind, ()))
 ]
 
 
@@ -116,6 +119,21 @@ def test_packing_makes_the_integers_of_the_formula(
         np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
 
 
+EXACT = [pair for pair in FORMS if pair[1] in STORED_FORMS.get(pair[0], ())]
+EXACT.remove(("Q4_K", INT4_OFFSETS))  # its factors are rounded: see test_integers.py
+
+
+@pytest.mark.parametrize(("kind", "form"), EXACT)
+def test_stored_weights_are_those_of_the_formula(
+    kind: str, form: Form, rng: np.random.Generator, ops: NativeOps
+) -> None:
+    """Whatever the bytes."""
+    for columns in widths(kind):
+        matrix = replace(random_matrix(rng, kind, 37, columns), form=form)
+        found, expected = embedded(ops, matrix), dequantize(kind, matrix.stored).reshape(37, -1)
+        np.testing.assert_array_equal(found, expected)
+
+
 def test_stacked_matrices_take_one_form(rng: np.random.Generator, ops: NativeOps) -> None:
     """Stored integers beside rounded floats, at rows that are no multiple of a panel."""
     parts = [replace(random_matrix(rng, k, 21, 544), form=INT8) for k in ("Q8_0", "F32", "Q4_0")]
@@ -140,11 +158,14 @@ def test_a_gated_pair_of_integers(rng: np.random.Generator, ops: NativeOps) -> N
     np.testing.assert_array_equal(found, expected)
 
 
-def test_offsets_must_be_stored(rng: np.random.Generator, ops: NativeOps) -> None:
-    matrix = replace(random_matrix(rng, "F32", 3, 64), form=INT4_OFFSETS)
-    with pytest.raises(ValueError, match="stores no offsets"):
+@pytest.mark.parametrize("form", [INT4_OFFSETS, INT6, INT6_OFFSETS])
+def test_six_bits_and_offsets_must_be_stored(
+    form: Form, rng: np.random.Generator, ops: NativeOps
+) -> None:
+    matrix = replace(random_matrix(rng, "F32", 3, 64), form=form)
+    with pytest.raises(ValueError, match="stores no such integers"):
         ops.pack(matrix)
-    with pytest.raises(ValueError, match="stores no offsets"):
+    with pytest.raises(ValueError, match="stores no such integers"):
         ReferenceOps().pack(matrix)
 
 
@@ -208,7 +229,10 @@ def scaled_by(kind: str, at: int, bits: int) -> Callable[[np.random.Generator], 
         scaled_by("Q4_0", 0, 0x7C00),
         scaled_by("Q4_1", 2, 0xFC00),
         scaled_by("Q8_0", 34, 0x7E01),
+        scaled_by("Q5_0", 22, 0x7C00),
+        scaled_by("Q5_1", 26, 0x7E01),
         scaled_by("Q4_K", 2, 0x7C00),
+        scaled_by("Q5_K", 176, 0xFC00),
         scaled_by("Q6_K", 418, 0xFC01),
     ],
 )
@@ -221,7 +245,8 @@ def test_what_is_not_finite_is_refused(
     if np.isfinite(matrix.stored[-1, -4:].copy().view(np.float32)) and matrix.kind == "F32":
         return  # too large for bfloat16, but not as a float
     assert_refused(replace(matrix, form=INT8), rng, reference)
-    assert_refused(replace(matrix, form=STORED_FORMS.get(matrix.kind, INT4)), rng, reference)
+    for form in STORED_FORMS.get(matrix.kind, (INT4,)):
+        assert_refused(replace(matrix, form=form), rng, reference)
 
 
 @pytest.mark.parametrize("form", [INT8, INT4])
@@ -242,7 +267,7 @@ def assert_refused(matrix: Encoded, rng: np.random.Generator, reference: bool) -
     ops: Ops = ReferenceOps() if reference else NativeOps(threads=2)
     sound = np.ones((matrix.rows, matrix.columns), np.float32).view(np.uint8)
     other = Encoded("F32", matrix.columns, sound, matrix.form)
-    if matrix.form.offsets:
+    if matrix.form.offsets or matrix.form.bits == 6:
         blocks = rng.integers(0, 60, matrix.stored.shape, np.uint8)
         other = replace(matrix, stored=blocks)
     with pytest.raises(NotFinite) as refused:

@@ -1,7 +1,8 @@
-"""Weights of eight and four bits: exact integers, float64, and the same bits in any company."""
+"""Weights of a few bits: exact integers, float64, and the same bits in any company."""
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
@@ -12,40 +13,51 @@ from tests.ops.arrays import expands, guarded, margin_is_kept, random_norm
 from octavo.ops.api import BF16, F32, GROUP, Activation, Packed, Quantised
 from octavo.ops.native import NativeOps, available_sets
 from octavo.ops.reference import ReferenceOps, quantised_row
+from octavo.ops.stored import pack_nibbles, pack_sixes
 
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 16, 31, 33, 64, 100, 130)
 # Around the panel of 16 and the group of 32; the last has runs of inputs.
 SHAPES = [(1, 1), (16, 32), (17, 31), (48, 33), (130, 700), (72, 2600)]
-KINDS = ["int8", "int4", "int4 with offsets"]
+RANGES = {
+    "int8": (-128, 127),
+    "int6": (-32, 31),
+    "int6 with offsets": (-32, 31),
+    "int4": (-8, 7),
+    "int4 with offsets": (0, 15),
+}
+KINDS = list(RANGES)
+BITS: dict[str, Literal[8, 6, 4]] = {kind: int(kind[3]) for kind in KINDS}  # type: ignore[misc]
+LARGEST = {8: 70, 6: 20 * 70, 4: 5}
 
 
 def random_quantised(rng: np.random.Generator, kind: str, rows: int, columns: int) -> Quantised:
     """Integers of the whole range, scaled so that products are near 1."""
-    bits = 8 if kind == "int8" else 4
+    bits = BITS[kind]
     groups = -(-columns // GROUP)
     values = rng.integers(0, 256, (rows, groups * GROUP * bits // 8), np.uint8)
-    largest = 70 * columns**0.5 if bits == 8 else 5 * columns**0.5
-    scales = (rng.uniform(0.5, 2, (rows, groups)) / largest).astype(np.float16)
-    offsets = None if kind != KINDS[2] else (-scales * rng.uniform(4, 11, scales.shape))
-    return Quantised(
-        8 if bits == 8 else 4,
-        columns,
-        values,
-        scales,
-        None if offsets is None else offsets.astype(np.float16),
-    )
+    scales = rng.uniform(0.5, 2, (rows, groups)) / (LARGEST[bits] * columns**0.5)
+    multiples = rng.integers(-128, 128, (rows, 2 * groups)).astype(np.int8) if bits == 6 else None
+    offsets = None
+    if kind.endswith("offsets"):
+        offsets = (-scales * rng.uniform(4, 11, scales.shape)).astype(np.float16)
+    return Quantised(bits, columns, values, scales.astype(np.float16), offsets, multiples)
 
 
-def whole(kind: str, integers: np.ndarray[Any, np.dtype[np.int8]]) -> Quantised:
+def whole(kind: str, integers: npt.NDArray[np.int8]) -> Quantised:
     """Integers as they are: a scale of 1, and offsets of 1 where there are any."""
     rows, columns = integers.shape
+    bits = BITS[kind]
     ones = np.ones((rows, columns // GROUP), np.float16)
-    if kind == "int8":
-        return Quantised(8, columns, integers.view(np.uint8), ones)
-    shifted = (integers + (8 if kind == "int4" else 0)).astype(np.uint8)
-    low, high = np.split(shifted.reshape(rows, -1, GROUP), 2, axis=2)
-    values = (low | high << 4).reshape(rows, -1)
-    return Quantised(4, columns, values, ones, None if kind == "int4" else ones)
+    offsets = ones if kind.endswith("offsets") else None
+    grouped = integers.reshape(rows, -1, GROUP)
+    if bits == 8:
+        values = integers.view(np.uint8)
+    elif bits == 6:
+        values = pack_sixes((grouped + 32).astype(np.uint8))
+    else:
+        values = pack_nibbles((grouped + (8 if offsets is None else 0)).astype(np.uint8))
+    multiples = np.ones((rows, columns // GROUP * 2), np.int8) if bits == 6 else None
+    return Quantised(bits, columns, values.reshape(rows, -1), ones, offsets, multiples)
 
 
 def normal(rng: np.random.Generator, rows: int, columns: int) -> F32:
@@ -74,7 +86,7 @@ def as_multiplied(
 def test_integers_are_exact(rng: np.random.Generator, ops: NativeOps, kind: str) -> None:
     """Inputs that are integers and reach 127 have a scale of 1: nothing is rounded. The ends of
     the range meet in every way: a unit that saturates or wraps would show."""
-    low, high = {"int8": (-128, 127), "int4": (-8, 7)}.get(kind, (0, 15))
+    low, high = RANGES[kind]
     integers = rng.integers(low, high + 1, (52, 4 * GROUP)).astype(np.int8)
     integers[:16] = rng.choice([low, high], (16, 4 * GROUP))
     integers[16], integers[17] = low, high
@@ -82,10 +94,23 @@ def test_integers_are_exact(rng: np.random.Generator, ops: NativeOps, kind: str)
     x[:20] = rng.choice([-127, 127], (20, 4 * GROUP))
     x[20], x[21] = -127, 127
     x[:, ::GROUP] = rng.choice([-127, 127], (40, 4))
-    offset = 1 if kind == KINDS[2] else 0
+    offset = 1 if kind.endswith("offsets") else 0
     out, _ = guarded(40, 52)
     ops.linear(x, ops.pack(whole(kind, integers)), out)
     assert (out == x.astype(np.int64) @ (integers.astype(np.int64) + offset).T).all()
+
+
+def test_multiples_are_exact(rng: np.random.Generator, ops: NativeOps) -> None:
+    """A group's sum has room at the ends of all three ranges: 32 · 128 · 32 · 127 < 2^24."""
+    integers = rng.choice(np.array([-32, 31], np.int8), (52, GROUP))
+    multiples = rng.choice(np.array([-128, 127], np.int8), (52, 2))
+    x = rng.choice(np.array([-127, 127], np.float32), (40, GROUP))
+    integers[0], multiples[0], x[0] = -32, -128, 127
+    weight = replace(whole("int6", integers), multiples=multiples)
+    out, _ = guarded(40, 52)
+    ops.linear(x, ops.pack(weight), out)
+    wide = integers.astype(np.int64) * np.repeat(multiples.astype(np.int64), GROUP // 2, axis=1)
+    assert (out == x.astype(np.int64) @ wide.T).all()
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
@@ -288,7 +313,7 @@ def test_embed_takes_rows_of_the_table(
     assert margin_is_kept(around)
 
 
-@pytest.mark.parametrize(("kind", "bits"), list(zip(KINDS, (8.5, 4.5, 5), strict=True)))
+@pytest.mark.parametrize(("kind", "bits"), list(zip(KINDS, (8.5, 7, 7.5, 4.5, 5), strict=True)))
 def test_memory_is_that_of_the_integers_and_their_factors(
     rng: np.random.Generator, ops: NativeOps, kind: str, bits: float
 ) -> None:
@@ -297,7 +322,7 @@ def test_memory_is_that_of_the_integers_and_their_factors(
 
 
 def test_wrong_arguments_are_named(rng: np.random.Generator, ops: NativeOps) -> None:
-    eight, four = (random_quantised(rng, kind, 6, 64) for kind in KINDS[:2])
+    eight, six, four = (random_quantised(rng, kind, 6, 64) for kind in ("int8", "int6", "int4"))
     for mixed in (
         [eight, four],
         [eight, random_quantised(rng, "int8", 6, 32)],
@@ -311,5 +336,9 @@ def test_wrong_arguments_are_named(rng: np.random.Generator, ops: NativeOps) -> 
         ops.pack(Quantised(4, 64, eight.values, eight.scales))
     with pytest.raises(ValueError, match="scales must have size 2 on axis 1, it has 1"):
         ops.pack(Quantised(8, 64, eight.values, eight.scales[:, :1].copy()))
+    with pytest.raises(ValueError, match="multiples must have size 4 on axis 1, it has 2"):
+        ops.pack(replace(six, multiples=six.multiples[:, :2].copy()))
+    with pytest.raises(TypeError, match="multiples must be a numpy array, not NoneType"):
+        ops.pack(replace(six, multiples=None))
     with pytest.raises(ValueError, match="weight must be bfloat16"):
         ops.unpack(ops.pack(eight))

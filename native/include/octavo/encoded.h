@@ -27,7 +27,8 @@ struct EncodedRows {
 // Elements of a row that are read at a time; a multiple of every kind's block.
 constexpr Index STRETCH = 256;
 
-// Whether a matrix of that kind can be packed so. Offsets must be stored, they are not found.
+// Whether a matrix of that kind can be packed so. Six bits and offsets must be stored: they are not
+// found.
 bool packs_as(Kind kind, Encoding encoding);
 
 // Elements first … first + count - 1 of a row; `first` is a multiple of STRETCH, `count` at most
@@ -36,9 +37,16 @@ bool packs_as(Kind kind, Encoding encoding);
 // As bfloat16 rounded to nearest even.
 bool read_bf16(Kind kind, const unsigned char* row, Index first, Index count, Bf16* out);
 
-// As integers, padded with zeros to whole groups: their values and
-// factors as in `QuantisedRows`. Integers that are stored are kept if the encoding holds them.
+// What belongs to a group of a row beside its integers.
+struct Factors {
+  Half scale;
+  Half offset;
+  signed char multiples[2];
+};
+
+// As integers, padded with zeros to whole groups: their values as in `QuantisedRows`, and the
+// factors of each group. Integers that are stored are kept if the encoding holds them.
 bool read_integers(Kind kind, Encoding encoding, const unsigned char* row, Index first, Index count,
-                   unsigned char* values, Half* scales, Half* offsets);
+                   unsigned char* values, Factors* factors);
 
 }  // namespace octavo

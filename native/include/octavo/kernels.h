@@ -28,6 +28,7 @@ struct LinearArgs {
   bool add;
   Gate gate;
   float* out;  // [T, N], or [T, N / 2] when gated
+  Index out_stride;
 };
 
 struct EmbedArgs {

@@ -14,13 +14,20 @@ using Half = std::uint16_t;  // a float16
 constexpr Index PANEL = 16;  // columns of the product in one panel
 constexpr Index DEPTH = 32;  // inputs to whose multiple K is padded; those that share a scale
 
-// What an element is. d and m are float16, one for each row and group of DEPTH inputs.
+// What an element is. d and m are float16, one for each row and group of DEPTH inputs; s and t
+// small integers, -128 … 127.
 enum class Encoding : int {
   bf16 = 0,
   int8 = 1,         // d · q            −128 ≤ q ≤ 127
   int4 = 2,         // d · (q − 8)      0 ≤ q ≤ 15
   int4_offset = 3,  // d · q + m        0 ≤ q ≤ 15
+  int6 = 4,         // d · s · (q − 32)           0 ≤ q ≤ 63; each half of a group has its s
+  int6_offset = 5,  // d · s · (q − 32) + m · t   one s and one t for a group
 };
+
+int bits_of(Encoding encoding);  // of an element
+bool has_offsets(Encoding encoding);
+bool has_multiples(Encoding encoding);
 
 // A matrix [N, K] as panels of 16 rows of it, zero padded. Of bfloat16 `[ceil(N / 16)][K /
 // 2][16][2]`:
@@ -32,7 +39,11 @@ enum class Encoding : int {
 //
 //   int8   [K / 32][8][16][4]   row i of a group holds inputs 4i … 4i+3, as byte products want them
 //   int4   [K / 32][4][16][4]   the same in the low halves of bytes; inputs 16+4i … in the high
-//   ones factors [K / 32]([16] d, then [16] m if there are offsets)
+//   ones int6   [K / 16][3][16][4]   the same in the low six bits of bytes; row i has bits 2i and
+//   2i+1 of
+//                               inputs 12 … 15 above them
+//
+//   factors [K / 32]([16] d, then [16] m if there are offsets, then of int6 [2][16] s, or s and t)
 //
 // A gated pair [F, K], [F, K] has panel 2p of the gate beside panel 2p+1 of the up matrix, so that
 // one piece computes both.
@@ -49,11 +60,13 @@ struct PackedView {
 };
 
 // Rows of a matrix of integers: `values` one byte for each input, or for inputs j and 16 + j of a
-// group (byte j); K is padded to whole groups. `offsets` is null unless the encoding has them.
+// group (byte j), or three bytes for four inputs as they lie in a panel; K is padded to whole
+// groups. `offsets` and `multiples`, two for each group, are null unless the encoding has them.
 struct QuantisedRows {
   const unsigned char* values;
   const Half* scales;
   const Half* offsets;
+  const signed char* multiples;
 };
 
 struct EncodedRows;  // of encoded.h

@@ -34,6 +34,8 @@ from octavo.ops.costs import Cost, Products
 from octavo.ops.native import NativeOps
 from octavo.units import ceil_div
 
+BITS: dict[Products, Literal[8, 6, 4]] = {"int8": 8, "int6": 6, "int4": 4}
+
 COLD_BYTES = 128 * 2**20
 MOST_COPIES = 64
 BUDGET_S = 0.3
@@ -279,7 +281,9 @@ def _attention_row(
 def _weight_of(form: Products, rng: np.random.Generator, shape: Shape) -> Weight:
     if form == "bf16":
         return rng.standard_normal((shape.outputs, shape.inputs), np.float32).astype(bfloat16)
-    bits: Literal[8, 4] = 8 if form == "int8" else 4
+    bits = BITS[form]
     groups = ceil_div(shape.inputs, GROUP)
     values = rng.integers(0, 256, (shape.outputs, groups * GROUP * bits // 8), np.uint8)
-    return Quantised(bits, shape.inputs, values, np.ones((shape.outputs, groups), np.float16))
+    scales = np.ones((shape.outputs, groups), np.float16)
+    multiples = np.ones((shape.outputs, 2 * groups), np.int8) if bits == 6 else None
+    return Quantised(bits, shape.inputs, values, scales, multiples=multiples)

@@ -122,9 +122,12 @@ class Recorder:
         self._places = {
             id(matrix): Place(part, index)
             for index, layer in enumerate(weights.layers)
-            for part, matrix in zip(
-                PARTS, (layer.qkv, layer.output, layer.gate_up, layer.down), strict=True
+            for part, matrices in zip(
+                PARTS,
+                (layer.qkv, (layer.output,), (layer.gate_up,), (layer.down,)),
+                strict=True,
             )
+            for matrix in matrices
         }
 
     def told(self, call: Measured) -> None:

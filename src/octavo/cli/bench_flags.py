@@ -30,7 +30,7 @@ def add_ops_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--weights",
         nargs="+",
-        choices=("bf16", "int8", "int4"),
+        choices=("bf16", "int8", "int6", "int4"),
         default=["bf16"],
         help="forms of the weights, which take turns (default: bf16)",
     )

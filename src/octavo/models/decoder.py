@@ -81,7 +81,7 @@ class Decoder:
         """Attention, then the feed-forward network, each added into `x`."""
         ops, spec, tokens = self.ops, self.spec, len(x)
         qkv, attended, ffn = self._qkv[:tokens], self._attended[:tokens], self._ffn[:tokens]
-        ops.linear(x, layer.qkv, qkv, norm=layer.attention_norm, bias=layer.qkv_bias)
+        self._project(layer, x, qkv)
         ops.rope_write_kv(qkv, batch, self._rope, kv)
         ops.paged_attention(qkv, batch, kv, attended, scale=spec.attention_scale, window=window)
         ops.linear(attended, layer.output, x, bias=layer.output_bias, add=True)
@@ -94,6 +94,15 @@ class Decoder:
             gated=spec.activation,
         )
         ops.linear(ffn, layer.down, x, bias=layer.down_bias, add=True)
+
+    def _project(self, layer: LayerWeights, x: F32, qkv: F32) -> None:
+        """Queries, keys and values, side by side."""
+        start = 0
+        for matrix in layer.qkv:
+            part = slice(start, start + matrix.rows)
+            bias = None if layer.qkv_bias is None else layer.qkv_bias[part]
+            self.ops.linear(x, matrix, qkv[:, part], norm=layer.attention_norm, bias=bias)
+            start += matrix.rows
 
 
 def _places(spec: ModelSpec) -> tuple[tuple[int, int, int | None], ...]:

@@ -29,6 +29,7 @@ BF16 = npt.NDArray[Any]
 """ml_dtypes.bfloat16"""
 
 F16 = npt.NDArray[np.float16]
+I8 = npt.NDArray[np.int8]
 U8 = npt.NDArray[np.uint8]
 U16 = npt.NDArray[np.uint16]
 
@@ -37,6 +38,8 @@ SCALE_BYTES = 4
 """Of the scale that a head of a token has in int8: float32."""
 GROUP = 32
 """Inputs that share a scale, of quantised weights and of what they are multiplied by."""
+SIXES_ZERO = 32
+"""The integer of six bits that means 0."""
 PANEL = 16
 """Rows to whose multiple packed matrices are padded; their columns are padded to whole groups."""
 
@@ -149,68 +152,94 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class Quantised:
-    """A matrix [N, K] of integers of 8 or 4 bits, with a scale for each row and group of 32 inputs.
+    """A matrix [N, K] of integers of a few bits, with a scale for each row and group of 32 inputs.
 
-        8 bits   scale · q           q from -128 to 127
-        4 bits   scale · (q - 8)     q from 0 to 15
-                 scale · q + offset  where there are offsets
+        8 bits   scale · q                           q from -128 to 127
+        6 bits   scale · s · (q - 32)                q from 0 to 63, s of either half of the group
+                 scale · s · (q - 32) + offset · t   where there are offsets: s and t of the group
+        4 bits   scale · (q - 8)                     q from 0 to 15
+                 scale · q + offset                  where there are offsets
 
     Shapes   G = ceil(K / 32) groups. `values` uint8: of 8 bits [N, 32 G], the bytes of int8; of
-             4 bits [N, 16 G], byte j of a group holds input j in its lower half and input 16 + j in
-             its upper one. `scales`, `offsets` float16 [N, G], finite. What lies beyond K is not
-             used.
+             6 bits [N, 24 G], twelve bytes for each half of a group: byte j holds input j in its
+             lower bits, and above them bits 2 (j / 4) and the next of input 12 + j % 4; of 4 bits
+             [N, 16 G], byte j of a group holds input j in its lower half and input 16 + j in its
+             upper one. `scales`, `offsets` float16 [N, G], finite. `multiples` int8 [N, 2 G] of 6
+             bits alone: the two of a group are s of its halves, or s and t. What lies beyond K is
+             not used.
     """
 
-    bits: Literal[8, 4]
+    bits: Literal[8, 6, 4]
     columns: int
     values: U8
     scales: F16
     offsets: F16 | None = None
+    multiples: I8 | None = None
 
     @property
     def rows(self) -> int:
         return len(self.values)
 
-    def integers(self) -> npt.NDArray[np.int8]:
-        """q as int8 [N, K], less 8 where 8 stands for zero."""
+    def integers(self) -> I8:
+        """q as int8 [N, K], less what stands for zero."""
         if self.bits == 8:
             return self.values.view(np.int8)[:, : self.columns]
+        if self.bits == 6:
+            return _unpacked_sixes(self.values)[:, : self.columns]
         groups = self.values.reshape(self.rows, -1, GROUP // 2)
         both = np.concatenate([groups & 15, groups >> 4], axis=2).reshape(self.rows, -1)
         zero = np.int8(8 if self.offsets is None else 0)
-        integers: npt.NDArray[np.int8] = both[:, : self.columns].astype(np.int8) - zero
+        integers: I8 = both[:, : self.columns].astype(np.int8) - zero
         return integers
 
     def dequantised(self, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
         """The matrix as floats [N, K]; exact in float64."""
-        scales = np.repeat(self.scales.astype(dtype), GROUP, axis=1)[:, : self.columns]
+        scales = np.repeat(self.scales.astype(dtype), 2, axis=1)
+        offsets = None if self.offsets is None else self.offsets.astype(dtype)
+        if self.multiples is not None and offsets is None:
+            scales *= self.multiples
+        if self.multiples is not None and offsets is not None:
+            scales *= np.repeat(self.multiples[:, 0::2], 2, axis=1)
+            offsets *= self.multiples[:, 1::2]
+        scales = np.repeat(scales, GROUP // 2, axis=1)[:, : self.columns]
         matrix: npt.NDArray[Any] = scales * self.integers()
-        if self.offsets is not None:
-            offsets = np.repeat(self.offsets.astype(dtype), GROUP, axis=1)
-            matrix += offsets[:, : self.columns]
+        if offsets is not None:
+            matrix += np.repeat(offsets, GROUP, axis=1)[:, : self.columns]
         return matrix
+
+
+def _unpacked_sixes(values: U8) -> I8:
+    """All integers [N, 32 G] of bytes [N, 24 G], less 32."""
+    words = values.reshape(len(values), -1, 3, 4)
+    low = words & np.uint8(63)
+    shifts = np.array([0, 2, 4], np.uint8)[:, None]
+    last = np.bitwise_or.reduce((words >> np.uint8(6)) << shifts, axis=2, keepdims=True)
+    quads = np.concatenate([low, last], axis=2).reshape(len(values), -1)
+    integers: I8 = quads.view(np.int8) - np.int8(SIXES_ZERO)
+    return integers
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
     """Bits of an element, and whether groups have offsets."""
 
-    bits: Literal[16, 8, 4]
+    bits: Literal[16, 8, 6, 4]
     offsets: bool = False
 
     @property
-    def integer_bits(self) -> Literal[8, 4]:
+    def integer_bits(self) -> Literal[8, 6, 4]:
         assert self.bits != 16, "no integers"
         return self.bits
 
     def nbytes(self, rows: int, columns: int) -> int:
         """What a matrix takes once packed."""
         groups = ceil_div(columns, GROUP)
-        factors = 0 if self.bits == 16 else 4 if self.offsets else 2
+        factors = 0 if self.bits == 16 else 2 + 2 * self.offsets + 2 * (self.bits == 6)
         return ceil_div(rows, PANEL) * PANEL * groups * (GROUP * self.bits // 8 + factors)
 
 
-BF16_FORM, INT8, INT4, INT4_OFFSETS = Form(16), Form(8), Form(4), Form(4, offsets=True)
+BF16_FORM, INT8, INT6, INT4 = Form(16), Form(8), Form(6), Form(4)
+INT6_OFFSETS, INT4_OFFSETS = Form(6, offsets=True), Form(4, offsets=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,13 +364,13 @@ class Ops(Protocol):
     ) -> None:
         """out = act(norm(x) · weightᵀ + bias), added to what `out` holds if `add`.
 
-        Shapes   x [T, K], out [T, N], or [T, F] for a gated pair; bias [N], or [2F] for a gated
-                 pair, gate then up.
+        Shapes   x [T, K], out [T, N], or [T, F] for a gated pair; it may be columns of a wider
+                 array. bias [N], or [2F] for a gated pair, gate then up.
         Rule     quantised weights meet quantised activations: each group of 32 of norm(x) becomes
                  scale · q, with scale = max |x| / 127 and q rounded to nearest even. The products
-                 within a group are summed exactly, groups in ascending order in float32.
-                 A backend whose unit multiplies bfloat16 faster may round norm(x), and each weight
-                 scale · q (+ offset), to that instead.
+                 within a group, with s where there is one, are summed exactly, groups in ascending
+                 order in float32. A backend whose unit multiplies bfloat16 faster may round
+                 norm(x), and each weight, to that instead.
         """
 
     def rms_norm(self, x: F32, norm: Norm, out: F32) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from octavo.ops.api import F32, I32, Batch, Entries, KVPages, KVPool, Norm, Packed, Rope
 
-Products = Literal["bf16", "int8", "int4"]
+Products = Literal["bf16", "int8", "int6", "int4"]
 """Those that `linear` takes, by the form of its weights."""
 
 

@@ -18,13 +18,13 @@ Source  GGUF specification; ggml's block structures (github.com/ggml-org/ggml, s
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from octavo.ops.api import F16, INT4, INT4_OFFSETS, INT8, Encoded, Quantised
+from octavo.ops.api import Encoded
 
 U8 = npt.NDArray[np.uint8]
 F32 = npt.NDArray[np.float32]
@@ -76,19 +76,6 @@ def dequantize_bf16(kind: str, raw: U8) -> BF16:
     return out.reshape(-1).view(ml_dtypes.bfloat16)
 
 
-def stored_integers(matrix: Encoded) -> Quantised:
-    """The integers and factors that a matrix of a kind in `STORED_FORMS` holds."""
-    blocks = matrix.stored.reshape(-1, ENCODINGS[matrix.kind].block_bytes)
-    bits, values, scales, offsets = INTEGERS[matrix.kind](blocks)
-    return Quantised(
-        bits,
-        matrix.columns,
-        np.ascontiguousarray(values).reshape(matrix.rows, -1),
-        scales.reshape(matrix.rows, -1),
-        None if offsets is None else offsets.reshape(matrix.rows, -1),
-    )
-
-
 def _round_into(values: F32, out: npt.NDArray[np.uint16]) -> None:
     bits = values.view(np.uint32)
     rounded = bits >> np.uint32(16)
@@ -107,7 +94,7 @@ def _scale(blocks: U8, start: int) -> F32:
     return blocks.view(np.float16)[:, start // 2, None].astype(np.float32)
 
 
-def _nibbles(packed: U8) -> U8:
+def nibbles(packed: U8) -> U8:
     """Low nibbles, then high ones, of each run of bytes: [..., n] to [..., 2n].
 
     Runs move as single opaque elements: numpy's inner loops over 16 or 32 bytes are mostly
@@ -123,7 +110,7 @@ def _nibbles(packed: U8) -> U8:
     return out.view(np.uint8).reshape(*packed.shape[:-1], -1)
 
 
-def _fifth_bits(packed: U8) -> U8:
+def fifth_bits(packed: U8) -> U8:
     """Bit i of a block's four bytes, as 0 or 16: [blocks, 4] to [blocks, 32]."""
     return np.unpackbits(packed, axis=1, bitorder="little") << np.uint8(4)
 
@@ -141,29 +128,29 @@ def _decode_bf16(blocks: U8) -> F32:
 
 
 def _decode_q4_0(blocks: U8) -> F32:
-    out = (_nibbles(blocks[:, 2:]).view(np.int8) - np.int8(8)).astype(np.float32)
+    out = (nibbles(blocks[:, 2:]).view(np.int8) - np.int8(8)).astype(np.float32)
     out *= _scale(blocks, 0)
     return out
 
 
 def _decode_q4_1(blocks: U8) -> F32:
-    out = _nibbles(blocks[:, 4:]).astype(np.float32)
+    out = nibbles(blocks[:, 4:]).astype(np.float32)
     out *= _scale(blocks, 0)
     out += _scale(blocks, 2)
     return out
 
 
 def _decode_q5_0(blocks: U8) -> F32:
-    quants = _nibbles(blocks[:, 6:])
-    quants |= _fifth_bits(blocks[:, 2:6])
+    quants = nibbles(blocks[:, 6:])
+    quants |= fifth_bits(blocks[:, 2:6])
     out = (quants.view(np.int8) - np.int8(16)).astype(np.float32)
     out *= _scale(blocks, 0)
     return out
 
 
 def _decode_q5_1(blocks: U8) -> F32:
-    quants = _nibbles(blocks[:, 8:])
-    quants |= _fifth_bits(blocks[:, 4:8])
+    quants = nibbles(blocks[:, 8:])
+    quants |= fifth_bits(blocks[:, 4:8])
     out = quants.astype(np.float32)
     out *= _scale(blocks, 0)
     out += _scale(blocks, 2)
@@ -176,8 +163,8 @@ def _decode_q8_0(blocks: U8) -> F32:
     return out
 
 
-def _six_bit_scales(packed: U8) -> tuple[F32, F32]:
-    """Scales and minimums of the 8 sub-blocks, [blocks, 12] to two float32 [blocks, 8].
+def six_bit_factors(packed: U8) -> tuple[U8, U8]:
+    """Scales and minimums of the 8 sub-blocks, [blocks, 12] to two [blocks, 8].
 
     Bytes 0–3 hold the scales of sub-blocks 0–3, bytes 4–7 their minimums, six bits each; bytes 8–11
     the low four bits of scales and minimums 4–7, whose high two bits top the earlier bytes.
@@ -185,12 +172,12 @@ def _six_bit_scales(packed: U8) -> tuple[F32, F32]:
     first, second, third = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
     scales = np.concatenate([first & 63, (third & 15) | ((first >> 2) & 48)], axis=1)
     minimums = np.concatenate([second & 63, (third >> 4) | ((second >> 2) & 48)], axis=1)
-    return scales.astype(np.float32), minimums.astype(np.float32)
+    return scales, minimums
 
 
 def _affine_k(blocks: U8, quants: U8) -> F32:
     """(d · s) · q − (m · t) for `quants` [blocks, 8, 32]."""
-    scales, minimums = _six_bit_scales(blocks[:, 4:16])
+    scales, minimums = (of.astype(np.float32) for of in six_bit_factors(blocks[:, 4:16]))
     scales *= _scale(blocks, 0)
     minimums *= _scale(blocks, 2)
     out = quants.astype(np.float32)
@@ -199,87 +186,43 @@ def _affine_k(blocks: U8, quants: U8) -> F32:
     return out.reshape(-1, 256)
 
 
-def _decode_q4_k(blocks: U8) -> F32:
-    return _affine_k(blocks, _nibbles(blocks[:, 16:].reshape(-1, 4, 32)).reshape(-1, 8, 32))
+def quants_q4_k(blocks: U8) -> U8:
+    return nibbles(blocks[:, 16:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
 
 
-def _decode_q5_k(blocks: U8) -> F32:
-    quants = _nibbles(blocks[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
+def quants_q5_k(blocks: U8) -> U8:
+    quants = nibbles(blocks[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
     shifts = np.arange(8, dtype=np.uint8)[:, None]
     high = (blocks[:, None, 16:48] >> shifts) & np.uint8(1)
     high <<= np.uint8(4)
     quants |= high
-    return _affine_k(blocks, quants)
+    return quants
 
 
-def _decode_q6_k(blocks: U8) -> F32:
+def quants_q6_k(blocks: U8) -> U8:
     # Two halves of 128: 64 bytes of low nibbles and 32 bytes of two-bit tops, for four runs of 32.
-    quants = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)
+    quants = nibbles(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)
     shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
     high = (blocks[:, 128:192].reshape(-1, 2, 1, 32) >> shifts) & np.uint8(3)
     high <<= np.uint8(4)
     quants |= high
-    out = (quants.view(np.int8) - np.int8(32)).astype(np.float32).reshape(-1, 16, 16)
+    return quants.reshape(-1, 16, 16)
+
+
+def _decode_q4_k(blocks: U8) -> F32:
+    return _affine_k(blocks, quants_q4_k(blocks))
+
+
+def _decode_q5_k(blocks: U8) -> F32:
+    return _affine_k(blocks, quants_q5_k(blocks))
+
+
+def _decode_q6_k(blocks: U8) -> F32:
+    out = (quants_q6_k(blocks).view(np.int8) - np.int8(32)).astype(np.float32)
     scales = blocks[:, 192:208].view(np.int8).astype(np.float32)
     scales *= _scale(blocks, 208)
     out *= scales[:, :, None]
     return out.reshape(-1, 256)
-
-
-Integers = tuple[Literal[8, 4], U8, F16, F16 | None]
-"""Bits, values in the order of `Quantised`, scales, offsets."""
-
-
-def _half(blocks: U8, start: int) -> F16:
-    return blocks.view(np.float16)[:, start // 2].copy()
-
-
-def _integers_q8_0(blocks: U8) -> Integers:
-    return 8, blocks[:, 2:], _half(blocks, 0), None
-
-
-def _integers_q5_0(blocks: U8) -> Integers:
-    quants = _nibbles(blocks[:, 6:])
-    quants |= _fifth_bits(blocks[:, 2:6])
-    return 8, (quants.view(np.int8) - np.int8(16)).view(np.uint8), _half(blocks, 0), None
-
-
-def _integers_q4_0(blocks: U8) -> Integers:
-    return 4, blocks[:, 2:], _half(blocks, 0), None
-
-
-def _integers_q4_1(blocks: U8) -> Integers:
-    return 4, blocks[:, 4:], _half(blocks, 0), _half(blocks, 2)
-
-
-def _integers_q4_k(blocks: U8) -> Integers:
-    scales, minimums = _six_bit_scales(blocks[:, 4:16])
-    scales *= _scale(blocks, 0)
-    minimums *= -_scale(blocks, 2)
-    # Stored as two sub-blocks in the halves of 32 bytes; wanted as the halves of one in 16.
-    quants = _nibbles(blocks[:, 16:].reshape(-1, 4, 32)).reshape(-1, 8, 2, 16)
-    values = quants[:, :, 0] | quants[:, :, 1] << np.uint8(4)
-    with np.errstate(over="ignore"):  # a damaged scale may be infinite; weights are checked later
-        return 4, values, scales.astype(np.float16), minimums.astype(np.float16)
-
-
-INTEGERS: dict[str, Callable[[U8], Integers]] = {
-    "Q8_0": _integers_q8_0,
-    "Q5_0": _integers_q5_0,
-    "Q4_0": _integers_q4_0,
-    "Q4_1": _integers_q4_1,
-    "Q4_K": _integers_q4_k,
-}
-
-STORED_FORMS = {
-    "Q8_0": INT8,
-    "Q5_0": INT8,
-    "Q4_0": INT4,
-    "Q4_1": INT4_OFFSETS,
-    "Q4_K": INT4_OFFSETS,
-}
-"""Encodings whose integers the kernels run. All are kept exactly but for Q4_K, whose scales are
-products that float16 rounds, by 2^-12 at most: an eighth of what bfloat16 makes of its weights."""
 
 
 ENCODINGS = {

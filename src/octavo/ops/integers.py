@@ -13,23 +13,22 @@ from typing import Literal
 
 import numpy as np
 
-from octavo.ops.api import F16, F32, GROUP, INT4, INT8, U8, Encoded, Quantised
-from octavo.ops.encodings import STORED_FORMS, dequantize, stored_integers
+from octavo.ops.api import F16, F32, GROUP, Encoded, Quantised
+from octavo.ops.encodings import dequantize
+from octavo.ops.stored import STORED_FORMS, pack_nibbles, stored_integers
 from octavo.units import ceil_div
 
 
 def integers_of(matrix: Encoded) -> Quantised:
     """The matrix as integers of its form. Scales of rows that are not finite are not, either."""
-    stored, form = STORED_FORMS.get(matrix.kind), matrix.form
-    if stored == form:
+    bits = matrix.form.integer_bits
+    if matrix.form in STORED_FORMS.get(matrix.kind, ()):
         return stored_integers(matrix)
-    if (stored, form) == (INT4, INT8):
-        return widened(stored_integers(matrix))
-    if form.offsets:
-        raise ValueError(f"a matrix of {matrix.kind} stores no offsets")
+    if matrix.form.offsets or bits == 6:
+        raise ValueError(f"a matrix of {matrix.kind} stores no such integers")
     floats = dequantize(matrix.kind, matrix.stored).reshape(matrix.rows, matrix.columns)
     with np.errstate(invalid="ignore"):
-        return quantise(floats, form.integer_bits)
+        return quantise(floats, bits)
 
 
 def quantise(rows: F32, bits: Literal[8, 4]) -> Quantised:
@@ -74,16 +73,3 @@ def _scales4(grouped: F32) -> F16:
 def _as_float16(values: F32) -> F16:
     with np.errstate(over="ignore"):  # infinite scales are refused later
         return values.astype(np.float16)
-
-
-def pack_nibbles(integers: U8) -> U8:
-    """Groups [..., 32] of numbers below 16 as bytes [..., 16]: input j beside input 16 + j."""
-    packed: U8 = integers[..., : GROUP // 2] | integers[..., GROUP // 2 :] << np.uint8(4)
-    return packed
-
-
-def widened(matrix: Quantised) -> Quantised:
-    """A matrix of 4 bits without offsets as one of 8 bits with the same values."""
-    integers = np.zeros((matrix.rows, matrix.scales.shape[1] * GROUP), np.int8)
-    integers[:, : matrix.columns] = matrix.integers()
-    return Quantised(8, matrix.columns, integers.view(np.uint8), matrix.scales)

@@ -29,7 +29,7 @@ from octavo.ops.api import (
 )
 from octavo.ops.costs import Cost, Products
 
-PRODUCTS_OF: dict[int, Products] = {16: "bf16", 8: "int8", 4: "int4"}
+PRODUCTS_OF: dict[int, Products] = {16: "bf16", 8: "int8", 6: "int6", 4: "int4"}
 """By the bits of an element."""
 
 

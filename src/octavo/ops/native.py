@@ -19,6 +19,8 @@ from octavo.ops.api import (
     I32,
     INT4,
     INT4_OFFSETS,
+    INT6,
+    INT6_OFFSETS,
     INT8,
     U8,
     U16,
@@ -48,12 +50,13 @@ GATES: dict[Activation | None, int] = {None: 0, "silu": 1, "gelu_tanh": 2}
 KINDS = {kind: number for number, kind in enumerate(ENCODINGS)}
 """In the order of `Kind` in encoded.h."""
 
-FORMS = {BF16_FORM: 0, INT8: 1, INT4: 2, INT4_OFFSETS: 3}
+FORMS = {BF16_FORM: 0, INT8: 1, INT4: 2, INT4_OFFSETS: 3, INT6: 4, INT6_OFFSETS: 5}
 """As `Encoding` of packed.h counts them."""
 
 PRODUCTS: dict[Products, int] = {
     "bf16": FORMS[BF16_FORM],
     "int8": FORMS[INT8],
+    "int6": FORMS[INT6],
     "int4": FORMS[INT4],
 }
 
@@ -227,9 +230,10 @@ def _encoding(weight: Quantised) -> int:
     return FORMS[Form(weight.bits, weight.offsets is not None)]
 
 
-def _arrays(weight: Quantised) -> tuple[U8, U16, U16 | None]:
+def _arrays(weight: Quantised) -> tuple[U8, U16, U16 | None, U8 | None]:
     offsets = None if weight.offsets is None else weight.offsets.view(np.uint16)
-    return weight.values, weight.scales.view(np.uint16), offsets
+    multiples = None if weight.multiples is None else weight.multiples.view(np.uint8)
+    return weight.values, weight.scales.view(np.uint16), offsets, multiples
 
 
 def _elements(pool: KVPool) -> KVPool:

@@ -7,6 +7,7 @@ has is another model, and is refused by that tensor's name.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 
 import numpy as np
 
@@ -26,10 +27,13 @@ SLAB_BYTES = 16 * MIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
-    """One layer as the decoder uses it. Queries, keys and values are one matrix, stacked."""
+    """One layer as the decoder uses it.
+
+    Queries, keys and values are stacked: one matrix, or several if their forms differ.
+    """
 
     attention_norm: Norm
-    qkv: Packed
+    qkv: tuple[Packed, ...]
     qkv_bias: F32 | None
     output: Packed
     output_bias: F32 | None
@@ -43,9 +47,13 @@ class LayerWeights:
     def nbytes(self) -> int:
         vectors = (self.qkv_bias, self.output_bias, self.gate_up_bias, self.down_bias)
         norms = self.attention_norm.weight.nbytes + self.ffn_norm.weight.nbytes
-        matrices = (self.qkv, self.output, self.gate_up, self.down)
         biases = sum(vector.nbytes for vector in vectors if vector is not None)
-        return norms + biases + sum(matrix.nbytes for matrix in matrices)
+        return norms + biases + sum(matrix.nbytes for matrix in self.matrices)
+
+    @property
+    def matrices(self) -> tuple[Packed, ...]:
+        """In the order in which they are used."""
+        return (*self.qkv, self.output, self.gate_up, self.down)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,19 +102,21 @@ def weights_bytes(
 ) -> int:
     """What matrices and norms take once packed. Nothing is read but how they are stored."""
     hidden, ffn = spec.hidden_size, spec.ffn_size
+    queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     shapes = checkpoint.shapes
 
-    def matrix(rows: int, columns: int, *stack: str, table: bool = False) -> int:
+    def matrix(rows: int, columns: int, *names: str, table: bool = False) -> int:
         # A name that is not there is told when the weights are read.
-        kinds = [checkpoint.kind(name) for name in stack if name in shapes]
+        kinds = [checkpoint.kind(name) for name in names if name in shapes]
         return form_of(kinds, quantization, table=table).nbytes(rows, columns) if kinds else 0
 
     total = 4 * hidden * (2 * spec.layers + 1)
     for name in {names.embedding, names.head or names.embedding}:
         total += matrix(spec.vocab_size, hidden, name, table=True)
     for layer in names.layers:
-        total += matrix(spec.qkv_size, hidden, layer.query, layer.key, layer.value)
-        total += matrix(hidden, spec.heads * spec.head_dim, layer.output)
+        total += matrix(queries, hidden, layer.query)
+        total += matrix(keys, hidden, layer.key) + matrix(keys, hidden, layer.value)
+        total += matrix(hidden, queries, layer.output)
         total += 2 * matrix(ffn, hidden, layer.gate, layer.up)
         total += matrix(hidden, ffn, layer.down)
     return total
@@ -128,13 +138,9 @@ def _pack_layer(
 ) -> LayerWeights:
     hidden, ffn = spec.hidden_size, spec.ffn_size
     q_size, kv_size = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    inputs, gates = (
-        reader.form(names.query, names.key, names.value),
-        reader.form(names.gate, names.up),
-    )
-    query = reader.matrix(names.query, q_size, hidden, inputs)
-    key = reader.matrix(names.key, kv_size, hidden, inputs)
-    value = reader.matrix(names.value, kv_size, hidden, inputs)
+    query = reader.matrix(names.query, q_size, hidden, reader.form(names.query))
+    key = reader.matrix(names.key, kv_size, hidden, reader.form(names.key))
+    value = reader.matrix(names.value, kv_size, hidden, reader.form(names.value))
     query_bias, key_bias = (
         reader.bias(names.query_bias, q_size),
         reader.bias(names.key_bias, kv_size),
@@ -143,12 +149,13 @@ def _pack_layer(
         query, query_bias = halve_pairs(query, spec.heads), _halve_bias(query_bias, spec.heads)
         key, key_bias = halve_pairs(key, spec.kv_heads), _halve_bias(key_bias, spec.kv_heads)
     value_bias = reader.bias(names.value_bias, kv_size)
+    gates = reader.form(names.gate, names.up)
     gate, up = (reader.matrix(name, ffn, hidden, gates) for name in (names.gate, names.up))
     output = reader.matrix(names.output, hidden, q_size, reader.form(names.output))
     down = reader.matrix(names.down, hidden, ffn, reader.form(names.down))
     return LayerWeights(
         attention_norm=Norm(reader.vector(names.attention_norm, hidden), spec.norm_eps),
-        qkv=reader.packed(ops.pack, [names.query, names.key, names.value], [query, key, value]),
+        qkv=reader.stacked(ops, [names.query, names.key, names.value], [query, key, value]),
         qkv_bias=_stack(query_bias, key_bias, value_bias),
         output=reader.packed(ops.pack, [names.output], [output]),
         output_bias=reader.bias(names.output_bias, hidden),
@@ -189,7 +196,7 @@ class TensorReader:
         self._shapes = checkpoint.shapes
 
     def form(self, *stack: str, table: bool = False) -> Form:
-        """The form of matrices that are stacked."""
+        """The form of matrices that are packed together."""
         kinds = [self._checkpoint.kind(name) for name in stack]
         return form_of(kinds, self._quantization, table=table)
 
@@ -230,6 +237,17 @@ class TensorReader:
             raise self._not_finite(names[error.part]) from None
         self.forget(names)
         return packed
+
+    def stacked(
+        self, ops: Ops, names: Sequence[str], matrices: Sequence[Encoded]
+    ) -> tuple[Packed, ...]:
+        """These, in order, as one `Packed` for each run of one form. Raises as `packed`."""
+        named = zip(names, matrices, strict=True)
+        runs = [list(run) for _, run in groupby(named, lambda pair: pair[1].form)]
+        return tuple(
+            self.packed(ops.pack, [name for name, _ in run], [matrix for _, matrix in run])
+            for run in runs
+        )
 
     def forget(self, names: Iterable[str]) -> None:
         """These tensors are not needed any more."""

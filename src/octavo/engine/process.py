@@ -18,8 +18,8 @@ from pathlib import Path
 import zmq
 
 from octavo.engine.board import Announcing, Board
-from octavo.engine.build import build_engine
 from octavo.engine.crank import Crank
+from octavo.engine.loading import build_engine
 from octavo.engine.wire import (
     Command,
     Failed,

@@ -1,0 +1,118 @@
+"""From decided sizes to an engine: weights, pool, runner and scheduler. Without its door: an engine
+process has no use for tokenizers and templates, and starts sooner."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from octavo import __version__
+from octavo.config import EngineConfig
+from octavo.core.calls import CoreSetup
+from octavo.core.plan import Runner
+from octavo.core.prefix_cache import Context
+from octavo.core.setup import scheduler_of
+from octavo.core.swap import SwapSetup
+from octavo.engine.engine import Engine, Observer
+from octavo.models.loader import OpenModel, load_model
+from octavo.models.weights.pack import Weights
+from octavo.observe.journal import Journal
+from octavo.ops.api import Ops
+from octavo.ops.native import NativeOps
+from octavo.resolve import CORE_FLOPS, Resolved
+from octavo.runtime.movers import Mover, measured_bytes_per_s
+from octavo.runtime.runner import ModelRunner
+from octavo.runtime.storage import KVStorage
+
+logger = logging.getLogger(__name__)
+
+
+def build_engine(
+    opened: OpenModel,
+    config: EngineConfig,
+    resolved: Resolved,
+    *,
+    slab_tokens: int | None = None,
+    observers: Sequence[Observer] = (),
+    wrap: Callable[[Ops], Ops] | None = None,
+    watch: Callable[[Runner], Runner] | None = None,
+) -> tuple[Engine, Weights]:
+    """Load the weights, make the pool, and an engine over both. `watch` puts something around the
+    runner.
+
+    Raises   SetupError of any kind: the message says what to change.
+    """
+    spec = opened.spec
+    native = NativeOps(threads=resolved.threads, isa=resolved.isa)
+    logger.info("kernels: %s, threads: %d", native.name, native.threads)
+    ops = native if wrap is None else wrap(native)
+    layout = spec.kv_layout(resolved.block_size, resolved.kv_cache_dtype)
+    context = Context(model=spec.fingerprint, layout=f"{layout} {ops.name} {resolved.quantization}")
+    swap = None if slab_tokens is not None else swap_setup(resolved)
+    setup = _setup(resolved, context, slab_tokens, swap)
+    # Before the weights: a file that cannot be written costs no waiting.
+    journal = _journal(config, setup)
+    model = load_model(
+        opened,
+        ops,
+        resolved.ceilings.tokens,
+        quantization=resolved.quantization,
+        max_rows=resolved.ceilings.sequences,
+        max_context=resolved.max_model_len,
+    )
+    pool = KVStorage(layout, resolved.blocks)
+    runner: Runner = ModelRunner(
+        model.decoder,
+        ops,
+        pool,
+        rows=resolved.ceilings.sequences,
+        max_context=resolved.max_model_len,
+        groups=len(resolved.windows),
+        mover=None if swap is None else Mover(pool, KVStorage(layout, swap.host_blocks)),
+    )
+    if watch is not None:
+        runner = watch(runner)
+    engine = Engine(scheduler_of(setup), runner, observers=(*observers, *journal))
+    return engine, model.decoder.weights
+
+
+def swap_setup(resolved: Resolved) -> SwapSetup | None:
+    """The swap space, and what moving a block costs on this machine; None if there is none."""
+    if not resolved.swap_blocks:
+        return None
+    # A token takes a multiplication and an addition a weight, each of which has two bytes.
+    token_s = resolved.weights_bytes / (resolved.threads * CORE_FLOPS)
+    swap = SwapSetup(
+        host_blocks=resolved.swap_blocks,
+        block_bytes=resolved.block_bytes,
+        bytes_per_s=measured_bytes_per_s(),
+        tokens_per_s=1 / token_s,
+    )
+    logger.info(
+        "swap space: %s blocks; one moves out and back in %.0f µs",
+        f"{swap.host_blocks:,}",
+        1e6 * swap.seconds(1),
+    )
+    return swap
+
+
+def _setup(
+    resolved: Resolved, context: Context, slab_tokens: int | None, swap: SwapSetup | None
+) -> CoreSetup:
+    return CoreSetup(
+        blocks=resolved.blocks,
+        block_size=resolved.block_size,
+        limits=resolved.limits,
+        ceilings=resolved.ceilings,
+        windows=resolved.windows,
+        prefix_caching=resolved.enable_prefix_caching and slab_tokens is None,
+        slab_tokens=slab_tokens or 0,
+        context=context,
+        swap=swap,
+    )
+
+
+def _journal(config: EngineConfig, setup: CoreSetup) -> tuple[Journal, ...]:
+    if config.journal is None:
+        return ()
+    return (Journal(Path(config.journal), setup, octavo=__version__, started_at=time.time()),)

@@ -119,8 +119,9 @@ def server_at(url: str) -> Server:
 
 
 @contextmanager
-def own_server(flags: Sequence[str]) -> Iterator[str]:
-    """The address of a server of this Octavo, started with these flags on a free port.
+def own_server(flags: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """The address and the process id of a server of this Octavo, started with these flags on a free
+    port.
 
     Raises   ConfigError: it did not start; its own complaint is on standard error.
     """
@@ -131,7 +132,7 @@ def own_server(flags: Sequence[str]) -> Iterator[str]:
             for line in process.stdout:
                 words = [word for word in line.split() if word.startswith("http://")]
                 if words:
-                    yield words[0]
+                    yield words[0], process.pid
                     break
             else:
                 raise ConfigError(f"the server did not start: it ended with {process.wait()}")

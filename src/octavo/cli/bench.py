@@ -174,7 +174,7 @@ def serve(arguments: Namespace) -> int:
     check_record_flags(arguments)
     targets = Targets(ttft_s=config.ttft_target, tpot_s=config.tpot_target)
     if arguments.url is None:
-        with own_server(given_flags(arguments)) as url:
+        with own_server(given_flags(arguments)) as (url, _):
             return _load(arguments, url, targets, config, settings_of(config))
     others = [name for name in vars(arguments) if name in RULES and name not in TARGETS]
     if others:

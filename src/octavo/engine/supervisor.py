@@ -43,10 +43,9 @@ COMMAND = (sys.executable, "-m", "octavo.engine.process")
 
 FAILED_STARTS = 3
 """An engine that could not be started again so often in a row will not be."""
-PAUSES_S = (0.0, 0.5, 2.0, 5.0)
-"""Before each start again, the longer the shorter the last engines have lived."""
-SETTLED_S = 30.0
-"""An engine that has lived so long begins anew with the pauses."""
+PAUSES_S = (0.0, 0.0, 0.5, 2.0, 5.0)
+"""Before each start again, the longer the more engines in a row have died before their first step
+was done."""
 STOP_S = 10.0
 """How long an engine that is told to stop may take for the step it is in."""
 
@@ -58,6 +57,7 @@ class Vitals:
     heard_s: float
     busy: bool = False
     """It has work by its own word, or was sent some since."""
+    stepped: bool = False
 
     def sent(self, now: float) -> None:
         if not self.busy:
@@ -65,6 +65,7 @@ class Vitals:
 
     def heard(self, news: News, now: float) -> None:
         self.heard_s = now
+        self.stepped = self.stepped or news.status.steps > 0
         self.busy = bool(news.status.running or news.status.waiting)
 
     def stuck(self, now: float, limit_s: float) -> bool:
@@ -202,9 +203,8 @@ class EngineProcess:
             raise
 
     async def _keep(self, front: Front) -> None:
-        short_lives = 0
+        useless = 0
         while True:
-            born_s = time.monotonic()
             why, killed = await self._live(front)
             self._ready = False
             if self._closing:
@@ -215,19 +215,20 @@ class EngineProcess:
             await life.end()
             logger.error("%s, computing %d answers; all go on in another", why, len(computing))
             front.died(computing, killed=killed)
-            short_lives = 0 if time.monotonic() - born_s > SETTLED_S else short_lives + 1
-            status = await self._begin_again(short_lives)
+            useless = 0 if life.vitals.stepped else useless + 1
+            status = await self._begin_again(useless)
             if status is None:
                 break
             self._ready = True
             front.ready(status)
         front.ended("the engine has ended")
 
-    async def _begin_again(self, short_lives: int) -> EngineStatus | None:
-        """The status of another engine, None when there will be none."""
+    async def _begin_again(self, useless: int) -> EngineStatus | None:
+        """The status of another engine, None when there will be none; so many before it did
+        nothing."""
         started_s = time.monotonic()
         for attempt in range(FAILED_STARTS):
-            await asyncio.sleep(PAUSES_S[min(max(short_lives - 1, 0) + attempt, len(PAUSES_S) - 1)])
+            await asyncio.sleep(PAUSES_S[min(useless + attempt, len(PAUSES_S) - 1)])
             if self._closing:
                 return None
             self._setup = msgspec.structs.replace(self._setup, restarts=self._setup.restarts + 1)

@@ -19,15 +19,20 @@ void argmax(Backend& backend, nb::handle logits, nb::handle out, nb::handle logp
   backend.run([&](const Kernels& kernels, Pool& pool) { kernels.argmax(args, pool); });
 }
 
-// How to draw: temperature float32, top_k int32, top_p float64, min_p float32, point float64 [D].
+// How to draw: temperature float32, top_k int32, top_p float64, min_p float32, point float64,
+// top_n_sigma float32, typical_p float64, xtc_threshold float64 [D].
 struct DrawArrays {
   DrawArrays(nb::handle how, Index draws)
       : temperature(how[nb::int_(0)], "temperature", FLOAT32, 1, Access::read),
         top_k(how[nb::int_(1)], "top_k", INT32, 1, Access::read),
         top_p(how[nb::int_(2)], "top_p", FLOAT64, 1, Access::read),
         min_p(how[nb::int_(3)], "min_p", FLOAT32, 1, Access::read),
-        point(how[nb::int_(4)], "point", FLOAT64, 1, Access::read) {
-    for (const Array* array : {&temperature, &top_k, &top_p, &min_p, &point}) {
+        point(how[nb::int_(4)], "point", FLOAT64, 1, Access::read),
+        top_n_sigma(how[nb::int_(5)], "top_n_sigma", FLOAT32, 1, Access::read),
+        typical_p(how[nb::int_(6)], "typical_p", FLOAT64, 1, Access::read),
+        xtc_threshold(how[nb::int_(7)], "xtc_threshold", FLOAT64, 1, Access::read) {
+    for (const Array* array :
+         {&temperature, &top_k, &top_p, &min_p, &point, &top_n_sigma, &typical_p, &xtc_threshold}) {
       array->expect(0, draws);
     }
   }
@@ -37,6 +42,9 @@ struct DrawArrays {
   Array top_p;
   Array min_p;
   Array point;
+  Array top_n_sigma;
+  Array typical_p;
+  Array xtc_threshold;
 };
 
 void draw(Backend& backend, nb::handle logits, nb::handle rows, nb::handle how, nb::handle out) {
@@ -56,6 +64,9 @@ void draw(Backend& backend, nb::handle logits, nb::handle rows, nb::handle how, 
                       arrays.top_p.as<const double>(),
                       arrays.min_p.as<const float>(),
                       arrays.point.as<const double>(),
+                      arrays.top_n_sigma.as<const float>(),
+                      arrays.typical_p.as<const double>(),
+                      arrays.xtc_threshold.as<const double>(),
                       tokens.as<std::int32_t>()};
   backend.run([&](const Kernels& kernels, Pool& pool) { kernels.draw(args, pool); });
 }

@@ -1,14 +1,18 @@
 // One token drawn from each row of logits: temperature, top_k, top_p, min_p, then the draw.
 //
-//   weight = e^((logit - greatest) / temperature)                       in (0, 1], the greatest has
-//   1 kept   = the `top_k` largest; of these the fewest, largest first, that have `top_p` of their
-//   sum;
-//            of these all that have `min_p` of the largest weight       among equals the lowest id
+//   weight = e^((logit - greatest) / temperature), in (0, 1]: the greatest has 1, and 0 what lies
+//            further below the greatest than `top_n_sigma` standard deviations of the logits
+//   kept   = the `top_k` largest; of these those whose surprise is nearest to the mean, `typical_p`
+//            of their sum; of these the fewest, largest first, that have `top_p` of their sum; of
+//            these all that have `min_p` of the largest weight; of these, where more than one has
+//            `xtc_threshold` of their sum, none of those but the last and what weighs less
+//            among equals the lowest id comes first
 //   token  = the first of those kept, by id, at which the running sum exceeds point · sum
 //
 // Filters look only at those of some weight. Which ones: the first of a few thresholds above which
 // there are enough, counted by vectors. Sums that decide are in double, in ascending order of
-// something the row alone determines.
+// something the row alone determines. What typical_p and xtc may keep can be anything: with them
+// all that weigh something are sorted.
 //
 // Operations: two passes over the row for the weights and their sum, one for each threshold tried,
 // one to gather; a sort of those gathered, in four counting passes.
@@ -45,6 +49,10 @@ struct Filters {
   Index top_k;
   double top_p;
   float min_p;
+  double typical_p;
+  double xtc_threshold;
+
+  bool any_kept() const { return typical_p < 1.0 || xtc_threshold <= 0.5; }
 };
 
 Index padded(Index size, Index step) { return (size + step - 1) / step * step; }
@@ -56,22 +64,46 @@ float greatest(const float* x, Index count) {
   return max(max(load_first(x + i, count - i, NEVER), high));
 }
 
+// The least logit within so many standard deviations of the greatest. What is ruled out is not
+// counted among the logits.
+float cutoff_of(const Row& row, float top, float deviations) {
+  if (!(deviations > 0.0f)) return NEVER;
+  double sum_of_all = 0.0, squares = 0.0;
+  Index counted = 0;
+  for (Index i = 0; i < row.count; ++i) {
+    if (row.logits[i] == NEVER) continue;
+    sum_of_all += static_cast<double>(row.logits[i]);
+    ++counted;
+  }
+  const double mean = sum_of_all / static_cast<double>(counted);
+  for (Index i = 0; i < row.count; ++i) {
+    if (row.logits[i] == NEVER) continue;
+    const double off = static_cast<double>(row.logits[i]) - mean;
+    squares += off * off;
+  }
+  const double deviation = __builtin_sqrt(squares / static_cast<double>(counted));
+  return static_cast<float>(static_cast<double>(top) - static_cast<double>(deviations) * deviation);
+}
+
 // Fills `weights` and `sums`; returns the sum of all.
-double weigh(const Row& row, float top, float temperature) {
-  const Floats highest = splat(top), divisor = splat(temperature);
+double weigh(const Row& row, float top, float temperature, float cutoff) {
+  const Floats highest = splat(top), divisor = splat(temperature), least = splat(cutoff);
   double total = 0.0;
   for (Index start = 0; start < row.count; start += PARTITION) {
     const Index stop = start + PARTITION < row.count ? start + PARTITION : row.count;
     Floats part = {};
     Index i = start;
     for (; i + LANES <= stop; i += LANES) {
-      const Floats weight = exp((load(row.logits + i) - highest) / divisor);
+      const Floats logits = load(row.logits + i);
+      const Floats weight =
+          select((Ints)(logits >= least), exp((logits - highest) / divisor), Floats{});
       store(row.weights + i, weight);
       part += weight;
     }
     if (i < stop) {
       const Floats last = load_first(row.logits + i, stop - i, NEVER);
-      const Floats weight = exp((last - highest) / divisor);
+      const Floats weight =
+          select((Ints)(last >= least), exp((last - highest) / divisor), Floats{});
       store(row.weights + i, weight);
       part += weight;
     }
@@ -129,34 +161,44 @@ Index gather(const Row& row, float threshold) {
   return count;
 }
 
-// A byte of the weight, the greatest first: weights are not negative, so their bits rise with them.
-int key_of(float weight, int shift) {
+// A byte of the weight: weights are not negative, so their bits rise with them.
+int rising(const Candidate& one, int shift) {
   std::uint32_t bits;
-  __builtin_memcpy(&bits, &weight, sizeof bits);
-  return static_cast<int>(255 - (bits >> shift & 255));
+  __builtin_memcpy(&bits, &one.weight, sizeof bits);
+  return static_cast<int>(bits >> shift & 255);
 }
 
-// Sorts by falling weight, equals as they stand, a byte at a time. After four passes the result is
-// where it began.
+int falling(const Candidate& one, int shift) { return 255 - rising(one, shift); }
+
+int by_id(const Candidate& one, int shift) { return one.id >> shift & 255; }
+
+// Sorts by a key of four bytes, equals as they stand, a byte at a time. After four passes the
+// result is where it began.
+template <int (*KEY)(const Candidate&, int)>
 void sort(Candidate* from, Candidate* to, Index count) {
   for (int shift = 0; shift < 32; shift += 8) {
     Index places[257] = {};
-    for (Index i = 0; i < count; ++i) ++places[key_of(from[i].weight, shift) + 1];
+    for (Index i = 0; i < count; ++i) ++places[KEY(from[i], shift) + 1];
     for (int key = 0; key < 256; ++key) places[key + 1] += places[key];
-    for (Index i = 0; i < count; ++i) to[places[key_of(from[i].weight, shift)]++] = from[i];
+    for (Index i = 0; i < count; ++i) to[places[KEY(from[i], shift)]++] = from[i];
     Candidate* const other = from;
     from = to;
     to = other;
   }
 }
 
-// How many of the sorted candidates the filters leave: a head of that list. All weights together
-// are `total`.
+double sum_of(const Candidate* some, Index count) {
+  double total = 0.0;
+  for (Index i = 0; i < count; ++i) total += static_cast<double>(some[i].weight);
+  return total;
+}
+
+// How many of the sorted candidates top_k, top_p and min_p leave: a head of that list. All weights
+// together are `total`.
 Index head(const Candidate* sorted, Index count, const Filters& filters, double total) {
   if (filters.top_k > 0) {
     if (filters.top_k < count) count = filters.top_k;
-    total = 0.0;
-    for (Index i = 0; i < count; ++i) total += static_cast<double>(sorted[i].weight);
+    total = sum_of(sorted, count);
   }
   if (filters.top_p < 1.0) {
     double before = 0.0;
@@ -166,7 +208,8 @@ Index head(const Candidate* sorted, Index count, const Filters& filters, double 
     }
     count = kept;
   }
-  while (count > 1 && sorted[count - 1].weight < filters.min_p) --count;
+  const float least = filters.min_p * sorted[0].weight;
+  while (count > 1 && sorted[count - 1].weight < least) --count;
   return count;
 }
 
@@ -181,12 +224,65 @@ float threshold_for(const Row& row, const Filters& filters, double total) {
   return 0.0f;
 }
 
+// Leaves of the sorted candidates those whose surprise, -log of their share, is nearest to the
+// entropy: the fewest, nearest first, whose shares exceed typical_p. Returns how many.
+Index typical(const Row& row, Index count, double typical_p) {
+  const double total = sum_of(row.sorted, count);
+  double entropy = 0.0;
+  for (Index i = 0; i < count; ++i) {
+    const double share = static_cast<double>(row.sorted[i].weight) / total;
+    entropy -= share * __builtin_log(share);
+  }
+  for (Index i = 0; i < count; ++i) {
+    const double surprise = -__builtin_log(static_cast<double>(row.sorted[i].weight) / total);
+    const double off = surprise > entropy ? surprise - entropy : entropy - surprise;
+    row.candidates[i] = {static_cast<float>(off), static_cast<std::int32_t>(i)};
+  }
+  sort<rising>(row.candidates, row.scrap, count);
+  double reached = 0.0;
+  Index kept = 0;
+  while (kept < count && (kept == 0 || !(reached > typical_p * total))) {
+    reached += static_cast<double>(row.sorted[row.candidates[kept++].id].weight);
+  }
+  sort<by_id>(row.candidates, row.scrap, kept);
+  for (Index i = 0; i < kept; ++i) row.sorted[i] = row.sorted[row.candidates[i].id];
+  return kept;
+}
+
+// How many of the first of the sorted candidates are left out: all that have such a share but one.
+Index excluded(const Candidate* sorted, Index count, double threshold) {
+  if (threshold > 0.5) return 0;
+  const double bound = threshold * sum_of(sorted, count);
+  Index above = 0;
+  while (above < count && static_cast<double>(sorted[above].weight) >= bound) ++above;
+  return above > 1 ? above - 1 : 0;
+}
+
+// As `filter`, where anything may be kept.
+Index filter_all(const Row& row, Filters filters, double total) {
+  const bool few = filters.top_k > 0;
+  Index count = gather(row, few ? threshold_for(row, filters, total) : 0.0f);
+  __builtin_memcpy(row.sorted, row.candidates, static_cast<std::size_t>(count) * sizeof(Candidate));
+  sort<falling>(row.sorted, row.scrap, count);
+  if (few && filters.top_k < count) count = filters.top_k;
+  filters.top_k = 0;
+  if (filters.typical_p < 1.0) count = typical(row, count, filters.typical_p);
+  count = head(row.sorted, count, filters, sum_of(row.sorted, count));
+  const Index first = excluded(row.sorted, count, filters.xtc_threshold);
+  count -= first;
+  __builtin_memcpy(row.candidates, row.sorted + first,
+                   static_cast<std::size_t>(count) * sizeof(Candidate));
+  sort<by_id>(row.candidates, row.scrap, count);
+  return count;
+}
+
 // Gathers what the filters keep, by id; returns how many there are, at least one.
 Index filter(const Row& row, const Filters& filters, double total) {
+  if (filters.any_kept()) return filter_all(row, filters, total);
   if (filters.top_k == 0 && filters.top_p >= 1.0) return gather(row, filters.min_p);
   const Index count = gather(row, threshold_for(row, filters, total));
   __builtin_memcpy(row.sorted, row.candidates, static_cast<std::size_t>(count) * sizeof(Candidate));
-  sort(row.sorted, row.scrap, count);
+  sort<falling>(row.sorted, row.scrap, count);
   const Candidate last = row.sorted[head(row.sorted, count, filters, total) - 1];
   Index kept = 0;
   for (Index i = 0; i < count; ++i) {
@@ -198,8 +294,8 @@ Index filter(const Row& row, const Filters& filters, double total) {
 }
 
 std::int32_t draw_kept(const Candidate* kept, Index count, double point) {
-  double total = 0.0, sum = 0.0;
-  for (Index i = 0; i < count; ++i) total += static_cast<double>(kept[i].weight);
+  const double total = sum_of(kept, count);
+  double sum = 0.0;
   for (Index i = 0; i + 1 < count; ++i) {
     sum += static_cast<double>(kept[i].weight);
     if (sum > point * total) return kept[i].id;
@@ -258,10 +354,12 @@ void draw_row(void* state, Index n, int thread) {
   const float top = greatest(row.logits, row.count);
   args.out[n] = -1;
   if (!(top > NEVER) || !(top < -NEVER)) return;
-  const double total = weigh(row, top, args.temperature[n]);
+  const float cutoff = cutoff_of(row, top, args.top_n_sigma[n]);
+  const double total = weigh(row, top, args.temperature[n], cutoff);
   const Index top_k = args.top_k[n] < row.count ? args.top_k[n] : 0;
-  const Filters filters = {top_k, args.top_p[n], args.min_p[n]};
-  if (top_k == 0 && filters.top_p >= 1.0 && filters.min_p <= 0.0f) {
+  const Filters filters = {top_k, args.top_p[n], args.min_p[n], args.typical_p[n],
+                           args.xtc_threshold[n]};
+  if (!filters.any_kept() && top_k == 0 && filters.top_p >= 1.0 && filters.min_p <= 0.0f) {
     args.out[n] = draw_any(row, total, args.point[n]);
   } else {
     args.out[n] = draw_kept(row.candidates, filter(row, filters, total), args.point[n]);

@@ -66,7 +66,7 @@ class Backend:
         self,
         logits: F32,
         rows: I32,
-        how: tuple[F32, I32, F64, F32, F64],
+        how: tuple[F32, I32, F64, F32, F64, F32, F64, F64],
         out: I32,
     ) -> None: ...
     def rope_write_kv(

@@ -57,14 +57,17 @@ struct ArgmaxArgs {
 struct DrawArgs {
   const float* logits;  // [R, V]
   Index vocabulary;
-  const std::int32_t* rows;   // [D] of logits
-  Index draws;                // D
-  const float* temperature;   // [D], > 0
-  const std::int32_t* top_k;  // [D], 0: off
-  const double* top_p;        // [D]
-  const float* min_p;         // [D]
-  const double* point;        // [D], in [0, 1)
-  std::int32_t* out;          // [D]
+  const std::int32_t* rows;     // [D] of logits
+  Index draws;                  // D
+  const float* temperature;     // [D], > 0
+  const std::int32_t* top_k;    // [D], 0: off
+  const double* top_p;          // [D]
+  const float* min_p;           // [D]
+  const double* point;          // [D], in [0, 1)
+  const float* top_n_sigma;     // [D], 0: off
+  const double* typical_p;      // [D], 1: off
+  const double* xtc_threshold;  // [D], above 0.5: off
+  std::int32_t* out;            // [D]
 };
 
 // Some tokens of each of E rows. Of entry n they are ids[start[n]] … ids[start[n + 1] - 1], each

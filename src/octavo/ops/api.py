@@ -299,7 +299,8 @@ class Draws(NamedTuple):
     """How a token is drawn from each of D rows.
 
     Shapes   [D] each: temperature float32 above 0; top_k int32, 0 for off; top_p float64, 1 for
-             off; min_p float32, 0 for off; point float64 in [0, 1).
+             off; min_p float32, 0 for off; point float64 in [0, 1); top_n_sigma float32, 0 for off;
+             typical_p float64, 1 for off; xtc_threshold float64, above 0.5 for off.
     """
 
     temperature: F32
@@ -307,6 +308,9 @@ class Draws(NamedTuple):
     top_p: F64
     min_p: F32
     point: F64
+    top_n_sigma: F32
+    typical_p: F64
+    xtc_threshold: F64
 
 
 class Packed(Protocol):
@@ -446,9 +450,16 @@ class Ops(Protocol):
         """A token drawn from each of these `rows`; -1 from one that has no finite value.
 
         Shapes   logits [R, V] without NaN; rows, out int32 [D].
-        Rule     weight = e^((logit - greatest) / temperature). Then `top_k` keeps the largest;
-                 `top_p` of those the fewest, largest first, whose weights reach that share of
-                 their sum; `min_p` of those all that have that share of the greatest weight.
-                 Among equals the lowest id comes first, and one is always kept. Drawn is the first
-                 by id at which the running sum of those kept exceeds point · their sum.
+        Rule     weight = e^((logit - greatest) / temperature), but 0 for what lies more than
+                 `top_n_sigma` standard deviations of the row's finite logits below the greatest.
+                 Then `top_k` keeps the largest; `typical_p` of those the fewest, those first whose
+                 -log of their share is nearest to the entropy, whose shares exceed it; `top_p` of
+                 those the fewest, largest first, whose weights reach that share of their sum;
+                 `min_p` of those all that have that share of the greatest weight; `xtc_threshold`
+                 of those, if several have that share of their sum, the least of these and what
+                 weighs less. Among equals the lowest id comes first, and one is always kept. Drawn
+                 is the first by id at which the running sum of those kept exceeds point · their
+                 sum.
+        Source   typical_p Meister et al. 2022 (arXiv:2202.00666); top_n_sigma Tang et al. 2024
+                 (arXiv:2411.07641); top_n_sigma, typical_p and xtc as llama.cpp has them.
         """

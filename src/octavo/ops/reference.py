@@ -313,7 +313,7 @@ class ReferenceOps:
 
     def draw(self, logits: F32, rows: I32, draws: Draws, out: I32) -> None:
         for index, row in enumerate(logits[rows].astype(self._dtype)):
-            out[index] = _drawn(row, *(values[index] for values in draws))
+            out[index] = _drawn(row, Draws(*(values[index] for values in draws)))
 
 
 def _each_row(entries: Entries) -> Iterator[tuple[int, slice]]:
@@ -322,24 +322,42 @@ def _each_row(entries: Entries) -> Iterator[tuple[int, slice]]:
         yield row, slice(int(entries.start[index]), int(entries.start[index + 1]))
 
 
-def _drawn(logits: Floats, temperature: Any, top_k: Any, top_p: Any, min_p: Any, point: Any) -> int:
-    """The token drawn from one row; -1 if it has no finite value."""
+def _drawn(logits: Floats, how: Draws) -> int:
+    """The token drawn from one row; -1 if it has no finite value. `how` has one of each."""
     if not np.isfinite(logits.max()):
         return -1
     with np.errstate(over="ignore"):
-        weights = np.exp((logits - logits.max()) / temperature)
+        weights = np.exp((logits - logits.max()) / how.temperature)
+    if how.top_n_sigma > 0:
+        spread = logits[np.isfinite(logits)].astype(np.float64).std()
+        weights[logits < logits.max() - float(how.top_n_sigma) * spread] = 0
     ids = np.argsort(-weights, kind="stable")
     ids = ids[weights[ids] > 0]
-    if top_k:
-        ids = ids[:top_k]
-    if top_p < 1:
+    if how.top_k:
+        ids = ids[: how.top_k]
+    if how.typical_p < 1:
+        ids = ids[_typical(weights[ids], how.typical_p)]
+    if how.top_p < 1:
         before = np.cumsum(weights[ids]) - weights[ids]
-        ids = ids[: max(1, int((before < top_p * weights[ids].sum()).sum()))]
-    ids = ids[weights[ids] >= min_p]
+        ids = ids[: max(1, int((before < how.top_p * weights[ids].sum()).sum()))]
+    ids = ids[weights[ids] >= how.min_p * weights[ids[0]]]
+    if how.xtc_threshold <= 0.5:
+        above = int((weights[ids] >= how.xtc_threshold * weights[ids].sum()).sum())
+        ids = ids[max(0, above - 1) :]
     ids.sort()
     cumulative = np.cumsum(weights[ids])
-    place = int(np.searchsorted(cumulative, point * cumulative[-1], side="right"))
+    place = int(np.searchsorted(cumulative, how.point * cumulative[-1], side="right"))
     return int(ids[min(place, len(ids) - 1)])
+
+
+def _typical(weights: Floats, share: Any) -> npt.NDArray[np.intp]:
+    """Which of these, in their order, are nearest to the mean surprise, up to such a share."""
+    shares = weights.astype(np.float64) / weights.sum(dtype=np.float64)
+    surprise = -np.log(shares)
+    nearest = np.argsort(np.abs(surprise - (shares * surprise).sum()), kind="stable")
+    reached = np.cumsum(shares[nearest])
+    kept: npt.NDArray[np.intp] = np.sort(nearest[: int((reached <= share).sum()) + 1])
+    return kept
 
 
 def quantised_row(row: Floats) -> Floats:

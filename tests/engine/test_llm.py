@@ -421,3 +421,20 @@ def test_the_likeliest_tokens_come_along(llm: LLM) -> None:
         assert top[0] == (token, logprob)
         assert len(top) == 3
         assert top[0][1] >= top[1][1] >= top[2][1]
+
+
+def test_the_samplers_of_llama_cpp_change_the_answer(llm: LLM) -> None:
+    drawn = {"temperature": 1.5, "seed": 4, "max_tokens": 24}
+    plain = of(llm, COLOURS, **drawn)
+    for settings in (
+        {"top_n_sigma": 0.5},
+        {"typical_p": 0.2},
+        {"xtc_probability": 1.0, "xtc_threshold": 0.02},
+    ):
+        changed = of(llm, COLOURS, **drawn, **settings)
+        assert changed.token_ids != plain.token_ids, settings
+        assert changed.token_ids == of(llm, COLOURS, **drawn, **settings).token_ids
+    again = "one two three four five one two three four five one two three"
+    said = of(llm, again, max_tokens=8)
+    assert "one two" in said.text
+    assert "one two" not in of(llm, again, max_tokens=8, dry_multiplier=9, dry_base=4).text

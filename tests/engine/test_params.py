@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from octavo.core.request import Penalty, Sampling
+from octavo.core.request import Dry, Penalty, Sampling
 from octavo.engine.params import SamplingParams
 from octavo.errors import InvalidRequest
 
@@ -20,6 +20,15 @@ ALLOWED: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (-2, 0, 2.0),
     "frequency_penalty": (-2.0, 0, 2),
     "logit_bias": ({}, {5: 100}, {"5": -100.0, "7": 0}, dict.fromkeys(range(1024), 1)),
+    "dry_multiplier": (0, 0.8, 100),
+    "dry_base": (1, 1.75, 100),
+    "dry_allowed_length": (1, 2, 2**31 - 1),
+    "dry_penalty_last_n": (-1, 0, 64),
+    "dry_sequence_breakers": ((), "x", ["\n", "long" * 10], None),
+    "top_n_sigma": (-1, 0, 1.5),
+    "typical_p": (1e-9, 0.5, 1),
+    "xtc_probability": (0, 0.5, 1),
+    "xtc_threshold": (0, 0.1, 0.9, 1),
     "allowed_token_ids": (None, (5,), [0, 1, 1]),
     "bad_words": ((), "x", ("x", "y"), ["x"] * 128, None, "x" * 256),
     "logprobs": (None, 0, 1, 20),
@@ -68,6 +77,15 @@ REFUSED: dict[str, tuple[Any, ...]] = {
         {True: 1},
         dict.fromkeys(range(1025), 1),
     ),
+    "dry_multiplier": (-0.1, 101, NAN, "1", None),
+    "dry_base": (0.9, 101, NAN, "1", None),
+    "dry_allowed_length": (0, -1, 1.5, "1", None, 2**31),
+    "dry_penalty_last_n": (-2, 0.5, "1", None),
+    "dry_sequence_breakers": ("", ("",), (5,), 5, ("x",) * 17, "x" * 41),
+    "top_n_sigma": (-1.1, NAN, INFINITY, "1", None),
+    "typical_p": (0, 1.1, NAN, "1", None),
+    "xtc_probability": (-0.1, 1.1, NAN, "1", None),
+    "xtc_threshold": (-0.1, 1.1, NAN, "1", None),
     "allowed_token_ids": ((), [], 5, "5", {5}),
     "bad_words": ("", ("",), (5,), 5, {"a": 1}, ("x",) * 129, "x" * 257),
     "logprobs": (-1, 21, 1.5, "1", True),
@@ -138,3 +156,21 @@ def test_penalties_and_biases_reach_the_sampling() -> None:
     sampling = asked.sampling(seed=1)
     assert sampling.penalty == Penalty(repetition=2.0, presence=-1.0, frequency=0.5)
     assert sampling.logit_bias == ((3, 4.0),)
+
+
+def test_what_is_off_is_not_there() -> None:
+    plain = SamplingParams(temperature=0).sampling(seed=1)
+    for settings in (
+        {"dry_base": 3},
+        {"dry_multiplier": 1, "dry_penalty_last_n": 0},
+        {"top_n_sigma": -1},
+        {"logit_bias": {}},
+        {"bad_words": []},
+    ):
+        assert SamplingParams(temperature=0, **settings).sampling(seed=1) == plain  # type: ignore[arg-type]
+    no_effect = SamplingParams(xtc_probability=1, xtc_threshold=0.6).sampling(seed=1)
+    assert no_effect.xtc_probability == 0
+    asked = SamplingParams(dry_multiplier=2, dry_penalty_last_n=9)
+    assert asked.sampling(seed=1, dry_breakers=((5,),)).dry == Dry(
+        multiplier=2.0, window=9, breakers=((5,),)
+    )

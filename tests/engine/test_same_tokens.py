@@ -25,7 +25,7 @@ from octavo.core.budget import Limits, Preemption
 from octavo.core.events import Finished, Likeliest, Token
 from octavo.core.invariants import check
 from octavo.core.prefix_cache import HashFunction, PrefixCache, sha256
-from octavo.core.request import Penalty, Request, Sampling
+from octavo.core.request import Dry, Penalty, Request, Sampling
 from octavo.core.scheduler import Scheduler
 from octavo.core.swap import HostArena, SwapSetup
 from octavo.core.windows import blocks_for
@@ -72,6 +72,13 @@ def mixed_requests(seed: int, vocabulary: int, count: int) -> list[Request]:
                     seed=number,
                     penalty=Penalty(presence=1.5),
                     logit_bias=tuple((token, 2.0) for token in words(5)),
+                ),
+                Sampling(temperature=1.0, seed=number, typical_p=0.9, top_n_sigma=2.0),
+                Sampling(
+                    temperature=1.0,
+                    seed=number,
+                    xtc_probability=0.5,
+                    dry=Dry(multiplier=1.0, allowed_length=1, window=40, breakers=((7,), (5, 6))),
                 ),
                 Sampling(
                     temperature=0.8,

@@ -118,6 +118,52 @@ def test_min_p_keeps_those_near_the_likeliest(rng: np.random.Generator) -> None:
     assert deviation(draws(logits, min_p=0.2), expected) < 5
 
 
+def test_top_n_sigma_keeps_those_near_the_greatest_logit(rng: np.random.Generator) -> None:
+    """The same ones at any temperature."""
+    logits = logits_of(rng)
+    kept = np.flatnonzero(logits >= logits.max() - 1.2 * logits.astype(np.float64).std())
+    assert 1 < len(kept) < VOCABULARY
+    for temperature in (0.5, 1.0, 4.0):
+        expected = np.zeros(VOCABULARY)
+        expected[kept] = softmax(logits[kept], temperature)
+        counts = draws(logits, top_n_sigma=1.2, temperature=temperature)
+        assert deviation(counts, expected) < 5
+
+
+def test_typical_p_keeps_the_least_surprising(rng: np.random.Generator) -> None:
+    """Those whose surprise is nearest to the mean, until they have more than that share."""
+    logits = logits_of(rng)
+    probabilities = softmax(logits)
+    surprise = -np.log(probabilities)
+    order = np.argsort(np.abs(surprise - (probabilities * surprise).sum()))
+    kept = order[: int((np.cumsum(probabilities[order]) <= 0.4).sum()) + 1]
+    expected = np.zeros(VOCABULARY)
+    expected[kept] = softmax(logits[kept])
+    assert deviation(draws(logits, typical_p=0.4), expected) < 5
+
+
+def test_xtc_leaves_out_the_top_choices_with_its_probability() -> None:
+    logits = np.log(np.array([0.4, 0.3, 0.15, 0.1, 0.05] + [0.0] * 45) + 1e-30).astype(np.float32)
+    plain = softmax(logits)
+    without = plain.copy()
+    without[[0, 1]] = 0  # of those that have a tenth, 0.1 and 0.15 … the least stays
+    without[2] = 0
+    without /= without.sum()
+    for probability in (0.0, 0.3, 1.0):
+        counts = draws(logits, xtc_probability=probability, xtc_threshold=0.099)
+        expected = (1 - probability) * plain + probability * without
+        assert deviation(counts, expected) < 5
+    one_above = draws(logits, xtc_probability=1.0, xtc_threshold=0.35)
+    assert deviation(one_above, plain) < 5
+
+
+def test_xtc_is_decided_apart_from_the_draw() -> None:
+    seeds, branches, positions = list(range(4000)), [3] * 4000, [9] * 4000
+    first, second = (uniform(seeds, branches, positions, stream=stream) for stream in (0, 1))
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.08
+    assert abs(second.mean() - 0.5) < 0.03
+
+
 def test_top_p_after_top_k_sees_what_top_k_left() -> None:
     logits = np.log(np.array([0.4, 0.3, 0.2, 0.1] + [1e-30] * 46)).astype(np.float32)
     # Of the two kept by top_k the first has 4/7, so that a share of 0.5 needs no second.

@@ -9,6 +9,7 @@ from tests.serve.scripted import Served, byte_tokenizer
 from octavo.core.request import Pin
 from octavo.serve import chat, completions
 from octavo.serve.requests import OPENAI_NAMES
+from octavo.text.breakers import Breakers
 from octavo.text.words import spellings
 
 PATHS = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
@@ -31,6 +32,15 @@ HONOURED: dict[str, tuple[Any, str, Any]] = {
     "presence_penalty": (0.5, "sampling.penalty.presence", 0.5),
     "frequency_penalty": (-0.5, "sampling.penalty.frequency", -0.5),
     "logit_bias": ({"5": 1, "6": -2.5}, "sampling.logit_bias", ((5, 1.0), (6, -2.5))),
+    "dry_multiplier": (0.5, "sampling.dry.multiplier", 0.5),
+    "dry_base": (1.5, "sampling.dry.base", 1.5),
+    "dry_allowed_length": (4, "sampling.dry.allowed_length", 4),
+    "dry_penalty_last_n": (64, "sampling.dry.window", 64),
+    "dry_sequence_breakers": (["a", "b"], "sampling.dry.breakers", None),
+    "top_n_sigma": (1.5, "sampling.top_n_sigma", 1.5),
+    "typical_p": (0.5, "sampling.typical_p", 0.5),
+    "xtc_probability": (0.5, "sampling.xtc_probability", 0.5),
+    "xtc_threshold": (0.25, "sampling.xtc_threshold", 0.25),
     "allowed_token_ids": ([5, 6, 5], "sampling.allowed_token_ids", (5, 6)),
     "bad_words": (["a", "b"], "sampling.bad_words", None),
     "max_tokens": (9, "max_tokens", 9),
@@ -72,6 +82,15 @@ OUT_OF_RANGE: dict[str, tuple[Any, ...]] = {
         {"1.5": 1},
         {str(token): 1 for token in range(1025)},
     ),
+    "dry_multiplier": (-0.1, 101),
+    "dry_base": (0.9, 101),
+    "dry_allowed_length": (0, -1),
+    "dry_penalty_last_n": (-2,),
+    "dry_sequence_breakers": ([""], ["x"] * 17, ["x" * 41]),
+    "top_n_sigma": (-1.1, 1e300),
+    "typical_p": (0, 1.1),
+    "xtc_probability": (-0.1, 1.1),
+    "xtc_threshold": (-0.1, 1.1),
     "allowed_token_ids": ([], [-1], [10**6], [2**31]),
     "bad_words": ([""], ["x"] * 129, ["x" * 257]),
     "max_tokens": (0, -1),
@@ -98,6 +117,15 @@ WRONG_TYPE: dict[str, tuple[Any, ...]] = {
     "presence_penalty": ("1", {}, True),
     "frequency_penalty": ("1", [], True),
     "logit_bias": (5, [5], "5", {"5": "1"}, {"5": None}, {"5": True}),
+    "dry_multiplier": ("1", True),
+    "dry_base": ("1", True),
+    "dry_allowed_length": (1.5, "1"),
+    "dry_penalty_last_n": (1.5, "1"),
+    "dry_sequence_breakers": (5, "a", [5]),
+    "top_n_sigma": ("1", True),
+    "typical_p": ("1", True),
+    "xtc_probability": ("1", True),
+    "xtc_threshold": ("1", True),
     "allowed_token_ids": (5, ["a"], [1.5], [True], {}),
     "bad_words": (5, "a", [5], {}),
     "n": ("2", 1.5, True),
@@ -192,7 +220,8 @@ def test_sampling_fields_reach_the_engine(
     http: httpx.Client, served: Served, kind: str, field: str
 ) -> None:
     value, path, seen = HONOURED[field]
-    assert post(http, kind, **{field: value}).status_code == 200
+    switch = {"dry_multiplier": 1.0} if field.startswith("dry_") else {}
+    assert post(http, kind, **{**switch, field: value}).status_code == 200
     found: Any = served.client.tickets[0].request
     for name in path.split("."):
         found = getattr(found, name)
@@ -200,6 +229,8 @@ def test_sampling_fields_reach_the_engine(
         seen = (Pin(len(served.client.tickets[0].request.prompt), 3600.0),)
     if field == "bad_words":
         seen = spellings(value, byte_tokenizer())
+    if field == "dry_sequence_breakers":
+        seen = Breakers(byte_tokenizer()).of(value)
     assert found == seen
 
 

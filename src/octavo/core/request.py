@@ -17,14 +17,32 @@ class Penalty:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Dry:
+    """Do not repeat yourself: what would go on a repeated sequence is made less likely.
+
+    A token that would make the last `n` tokens and itself stand in the text once more, n at least
+    `allowed_length`, loses `multiplier` · `base` ^ (n - `allowed_length`). Only the last `window`
+    tokens of prompt and answer are looked at; None is all. No sequence goes beyond one of the
+    `breakers`, sequences of token ids; those of one token lose nothing.
+    """
+
+    multiplier: float
+    base: float = 1.75
+    allowed_length: int = 2
+    window: int | None = None
+    breakers: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """How the next token is drawn from the logits of one position.
 
     Only `allowed_token_ids` may be drawn, of which () is all, and none that would complete one of
     the `bad_words` in the answer; these are token ids. `logit_bias` is added to the logits of
-    single tokens; then comes the `penalty`. `temperature` 0, `top_k` 1 and `min_p` 1 all take the
-    highest logit, the lowest id among equals. `top_k` 0 is off. The draw is keyed by (`seed`,
-    `branch`, `position`), never by who else is in the batch.
+    single tokens; then come the `penalty` and `dry`. `temperature` 0, `top_k` 1 and `min_p` 1 all
+    take the highest logit, the lowest id among equals. `top_k` and `top_n_sigma` 0, `typical_p` 1
+    and `xtc_probability` 0 are off. The draw is keyed by (`seed`, `branch`, `position`), never by
+    who else is in the batch.
     """
 
     temperature: float = 0.0
@@ -37,15 +55,23 @@ class Sampling:
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
+    dry: Dry | None = None
+    top_n_sigma: float = 0.0
+    typical_p: float = 1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0.0 or self.top_k == 1 or self.min_p >= 1.0
+        if self.temperature == 0.0 or self.top_k == 1:
+            return True
+        # With these the likeliest may be left out.
+        return self.min_p >= 1.0 and self.typical_p >= 1.0 and self.xtc_probability <= 0.0
 
     @property
     def looks_back(self) -> bool:
         """Whether the draw depends on which tokens were answered."""
-        return self.penalty is not None or bool(self.bad_words)
+        return self.penalty is not None or self.dry is not None or bool(self.bad_words)
 
 
 def branch_name(request_id: str, number: int) -> str:

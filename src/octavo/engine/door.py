@@ -13,6 +13,7 @@ from octavo.core.request import Pin, Request
 from octavo.engine.params import SamplingParams
 from octavo.errors import ContextLengthExceeded, InvalidRequest
 from octavo.text.assembler import Assembler, StopRules
+from octavo.text.breakers import Breakers
 from octavo.text.breakpoints import (
     MAX_BREAKPOINTS,
     breakpoints_of,
@@ -54,6 +55,7 @@ class Door:
         template = tokenizer.chat_template
         self._chat = None if template is None else ChatTemplate(template, special=tokenizer.special)
         self._seeds = random.Random(seed)
+        self._breakers = Breakers(tokenizer)
 
     @property
     def has_chat_template(self) -> bool:
@@ -182,6 +184,9 @@ class Door:
             sampling=params.sampling(
                 seed=self._seeds.getrandbits(63),
                 bad_words=spellings(params.bad_words, self.tokenizer),
+                dry_breakers=self._breakers.of(params.dry_sequence_breakers)
+                if params.dry_is_on
+                else (),
             ),
             stop_token_ids=ends,
             priority=params.priority,

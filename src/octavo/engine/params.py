@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from octavo.core.request import Penalty, Sampling
+from octavo.core.request import Dry, Penalty, Sampling
 from octavo.errors import InvalidRequest
 from octavo.text.breakpoints import ttl_s_of
 
@@ -17,6 +17,8 @@ MAX_LOGPROBS = 20
 MAX_BIASED_IDS = 1024
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_CHARACTERS = 256
+MAX_BREAKERS = 16
+MAX_BREAKER_CHARACTERS = 40
 REPETITION = (0.01, 100.0)
 """The least and the most that a repetition penalty may be; 1 is off."""
 MAX_TENANT_CHARACTERS = 256
@@ -42,6 +44,12 @@ class SamplingParams:
     `repetition_penalty` divides the logits above 0 of tokens that prompt or answer have, and
     multiplies the others; 1 is off. `presence_penalty` and `frequency_penalty` are taken from those
     that the answer has, once or each time. `logit_bias` is added to the logits of single token ids.
+    `dry_multiplier` above 0 makes tokens less likely that would go on a sequence of at least
+    `dry_allowed_length` tokens which stands in the last `dry_penalty_last_n` already (-1: in all),
+    by `dry_multiplier` · `dry_base` ^ what is beyond that length; a sequence ends at
+    `dry_sequence_breakers`. `top_n_sigma` keeps what is within so many standard deviations of the
+    greatest logit, `typical_p` what is about as surprising as the mean. With `xtc_probability` all
+    but the least of those that have `xtc_threshold` are left out.
     Only `allowed_token_ids` are drawn, if they are given: an end token must be among them to end
     the answer. None of the `bad_words` appears in it, neither at its start nor after a space.
 
@@ -65,6 +73,15 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    top_n_sigma: float = 0.0
+    typical_p: float = 1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()
     logprobs: int | None = None
@@ -98,6 +115,11 @@ class SamplingParams:
         _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         self._check_bias()
+        self._check_dry()
+        _in_range("top_n_sigma", self.top_n_sigma, -1.0, 1000.0)
+        _in_range("typical_p", self.typical_p, 0.0, 1.0, open_low=True)
+        _in_range("xtc_probability", self.xtc_probability, 0.0, 1.0)
+        _in_range("xtc_threshold", self.xtc_threshold, 0.0, 1.0)
         _integer("top_k", self.top_k, -1)
         _integer("min_tokens", self.min_tokens, 0)
         _integer("n", self.n, 1, MAX_ANSWERS)
@@ -127,6 +149,31 @@ class SamplingParams:
             )
         self._check_stops()
         self._check_cache()
+
+    def _check_dry(self) -> None:
+        _in_range("dry_multiplier", self.dry_multiplier, 0.0, 100.0)
+        _in_range("dry_base", self.dry_base, 1.0, 100.0)
+        _integer("dry_allowed_length", self.dry_allowed_length, 1, 2**31 - 1)
+        _integer("dry_penalty_last_n", self.dry_penalty_last_n, -1, 2**31 - 1)
+        name = "dry_sequence_breakers"
+        breakers = _listed(name, self.dry_sequence_breakers)
+        object.__setattr__(self, name, breakers)
+        if len(breakers) > MAX_BREAKERS:
+            raise InvalidRequest(
+                f"{name} holds {len(breakers)} texts, at most {MAX_BREAKERS} are allowed",
+                param=name,
+            )
+        for text in breakers:
+            if not isinstance(text, str) or not 0 < len(text) <= MAX_BREAKER_CHARACTERS:
+                raise InvalidRequest(
+                    f"{name} must hold texts of 1 to {MAX_BREAKER_CHARACTERS} characters, not"
+                    f" {text!r}",
+                    param=name,
+                )
+
+    @property
+    def dry_is_on(self) -> bool:
+        return self.dry_multiplier > 0 and self.dry_penalty_last_n != 0
 
     def _check_allowed(self) -> None:
         if self.allowed_token_ids is not None:
@@ -201,9 +248,15 @@ class SamplingParams:
                     param="stop",
                 )
 
-    def sampling(self, *, seed: int, bad_words: tuple[tuple[int, ...], ...] = ()) -> Sampling:
-        """What the core and the sampler need; `seed` stands in when none was asked for, and
-        `bad_words` are the spellings of ours."""
+    def sampling(
+        self,
+        *,
+        seed: int,
+        bad_words: tuple[tuple[int, ...], ...] = (),
+        dry_breakers: tuple[tuple[int, ...], ...] = (),
+    ) -> Sampling:
+        """What the core and the sampler need; `seed` stands in when none was asked for,
+        `bad_words` and `dry_breakers` are ours as token ids."""
         chosen = seed if self.seed is None else self.seed
         penalty = Penalty(
             repetition=float(self.repetition_penalty),
@@ -220,6 +273,23 @@ class SamplingParams:
             logit_bias=tuple((token, float(bias)) for token, bias in self.logit_bias.items()),
             allowed_token_ids=tuple(dict.fromkeys(self.allowed_token_ids or ())),
             bad_words=bad_words,
+            dry=self._dry(dry_breakers),
+            top_n_sigma=max(float(self.top_n_sigma), 0.0),
+            typical_p=float(self.typical_p),
+            # Above a half at most one token has it, and nothing is left out.
+            xtc_probability=float(self.xtc_probability) if self.xtc_threshold <= 0.5 else 0.0,
+            xtc_threshold=float(self.xtc_threshold),
+        )
+
+    def _dry(self, breakers: tuple[tuple[int, ...], ...]) -> Dry | None:
+        if not self.dry_is_on:
+            return None
+        return Dry(
+            multiplier=float(self.dry_multiplier),
+            base=float(self.dry_base),
+            allowed_length=self.dry_allowed_length,
+            window=None if self.dry_penalty_last_n < 0 else self.dry_penalty_last_n,
+            breakers=breakers,
         )
 
 

@@ -1,9 +1,9 @@
 """What the sampling of a branch writes to its row of logits before a token is drawn.
 
-Order  all but `allowed_token_ids` are masked; `logit_bias` is added; then comes the penalty of the
-       tokens that are there already; last, what would complete one of the `bad_words` is masked.
-       Penalties and biases touch only the logits of the tokens that they concern, and what these
-       were is kept: log-probabilities are those of the model.
+Order  all but `allowed_token_ids` are masked; `logit_bias` is added; then come the penalty of the
+       tokens that are there already and `dry`; last, what would complete one of the `bad_words` is
+       masked. Penalties and biases touch only the logits of the tokens that they concern, and what
+       these were is kept: log-probabilities are those of the model.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +14,8 @@ import numpy as np
 from octavo.core.plan import Bind
 from octavo.core.request import Penalty
 from octavo.ops.api import F32, I32, Entries, Ops, Penalties
+from octavo.runtime.bias import Bias
+from octavo.runtime.repeats import Repeats
 
 _ROOM = 64
 """Slots of a history at first; it doubles when they are taken."""
@@ -54,21 +56,6 @@ class History:
             self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
         self._ids[slot] = token
         self._counts[slot] += 1
-
-    def slot(self, token: int) -> int | None:
-        """Where `token` stands in `ids`."""
-        return self._slots.get(token)
-
-
-class Bias:
-    """What is added to the logits of single tokens."""
-
-    __slots__ = ("_slots", "ids", "values")
-
-    def __init__(self, pairs: Sequence[tuple[int, float]]) -> None:
-        self.ids = np.array([token for token, _ in pairs], np.int32)
-        self.values = np.array([value for _, value in pairs], np.float32)
-        self._slots = {token: slot for slot, (token, _) in enumerate(pairs)}
 
     def slot(self, token: int) -> int | None:
         """Where `token` stands in `ids`."""
@@ -119,7 +106,7 @@ class Edits:
              nothing looks back at them.
     """
 
-    __slots__ = ("allowed", "bad_words", "bias", "history", "length")
+    __slots__ = ("allowed", "bad_words", "bias", "history", "length", "repeats")
 
     def __init__(self, bind: Bind) -> None:
         request, sampling = bind.request, bind.request.sampling
@@ -129,6 +116,9 @@ class Edits:
         self.history: History | None = None
         if sampling.penalty is not None:
             self.history = History(sampling.penalty, request.prompt, bind.answered)
+        self.repeats: Repeats | None = None
+        if sampling.dry is not None:
+            self.repeats = Repeats(sampling.dry, (*request.prompt, *bind.answered))
         self.bad_words = BadWords(sampling.bad_words, bind.answered) if sampling.bad_words else None
 
     @classmethod
@@ -144,6 +134,8 @@ class Edits:
             self.length += 1
         if self.history is not None:
             self.history.append(token)
+        if self.repeats is not None:
+            self.repeats.append(token)
         if self.bad_words is not None:
             self.bad_words.append(token)
 
@@ -184,21 +176,27 @@ def write(ops: Ops, logits: F32, edits: Mapping[int, Edits]) -> Originals:
             logits[row] = -np.inf
             logits[row, one.allowed] = kept
     originals = Originals()
-    biases = {row: one.bias for row, one in edits.items() if one.bias is not None}
-    if biases:
-        entries, before = _entries(biases)
-        values = np.concatenate([bias.values for bias in biases.values()])
-        ops.add_bias(logits, entries, values, before)
-        originals.keep(biases, entries, before)
+    _add(ops, logits, {row: one.bias for row, one in edits.items()}, originals)
     histories = {row: one.history for row, one in edits.items() if one.history is not None}
     if histories:
         entries, before = _entries(histories)
         ops.penalise(logits, entries, _penalties(tuple(histories.values())), before)
         originals.keep(histories, entries, before)
+    repeats = {row: one.repeats.bias() for row, one in edits.items() if one.repeats is not None}
+    _add(ops, logits, repeats, originals)
     for row, one in edits.items():
         if one.bad_words is not None:
             logits[row, one.bad_words.banned()] = -np.inf
     return originals
+
+
+def _add(ops: Ops, logits: F32, asked: Mapping[int, Bias | None], originals: Originals) -> None:
+    biases = {row: bias for row, bias in asked.items() if bias is not None}
+    if biases:
+        entries, before = _entries(biases)
+        values = np.concatenate([bias.values for bias in biases.values()])
+        ops.add_bias(logits, entries, values, before)
+        originals.keep(biases, entries, before)
 
 
 def _entries(marked: Mapping[int, Marked]) -> tuple[Entries, F32]:

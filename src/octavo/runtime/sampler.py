@@ -1,8 +1,9 @@
 """The sampler: from logits to one token a row, whoever else is in the batch.
 
-Order  the edits of the request → end ids masked below `min_tokens` → temperature → top_k → top_p →
-       min_p → draw, by the rule of `Ops.draw`. The point of each draw comes from a counter-based
-       generator, so that it depends on the seed, the branch and the position alone.
+Order  the edits of the request → end ids masked below `min_tokens` → temperature, the filters and
+       the draw, by the rule of `Ops.draw`. The point of each draw, and whether xtc takes part,
+       come from a counter-based generator, so that they depend on the seed, the branch and the
+       position alone.
 """
 
 from collections.abc import Sequence
@@ -43,8 +44,11 @@ class Draw:
         return answered < self.request.min_tokens and bool(self.request.stop_token_ids)
 
 
-def uniform(seeds: Sequence[int], branches: Sequence[int], positions: Sequence[int]) -> F64:
-    """A number in [0, 1) for each seed, branch and position; it depends on these alone.
+def uniform(
+    seeds: Sequence[int], branches: Sequence[int], positions: Sequence[int], stream: int = 0
+) -> F64:
+    """A number in [0, 1) for each seed, branch and position; it depends on these alone. Another
+    `stream` has other numbers.
 
     Source  Philox4x32-10, Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
     """
@@ -52,7 +56,7 @@ def uniform(seeds: Sequence[int], branches: Sequence[int], positions: Sequence[i
         np.array([number & 0xFFFFFFFFFFFFFFFF for number in numbers], np.uint64)
         for numbers in (seeds, branches, positions)
     )
-    counter = [position & _MASK32, position >> _HALF, branch & _MASK32, np.zeros_like(seed)]
+    counter = [position & _MASK32, position >> _HALF, branch & _MASK32, np.full_like(seed, stream)]
     key = [seed & _MASK32, seed >> _HALF]
     for _ in range(_PHILOX_ROUNDS):
         first = _PHILOX_MULTIPLIERS[0] * counter[0]
@@ -130,11 +134,7 @@ class Sampler:
             if draw.masks:
                 logits[row, list(draw.request.stop_token_ids)] = -np.inf
         asked = [_BEST if one.request.sampling.greedy else one.request.sampling for one in draws]
-        points = uniform(
-            [one.seed for one in asked],
-            [one.branch for one in asked],
-            [draw.position for draw in draws],
-        )
+        places = [draw.position for draw in draws]
         out = self._drawn[: len(rows)]
         vocabulary = logits.shape[1]
         how = Draws(
@@ -143,10 +143,26 @@ class Sampler:
             top_k=np.array([min(one.top_k, vocabulary) for one in asked], np.int32),
             top_p=np.array([one.top_p for one in asked], np.float64),
             min_p=np.array([one.min_p for one in asked], np.float32),
-            point=points,
+            point=uniform([one.seed for one in asked], [one.branch for one in asked], places),
+            top_n_sigma=np.array([one.top_n_sigma for one in asked], np.float32),
+            typical_p=np.array([one.typical_p for one in asked], np.float64),
+            xtc_threshold=_xtc_thresholds(asked, places),
         )
         self._ops.draw(logits, np.array(rows, np.int32), how, out)
         return out
+
+
+def _xtc_thresholds(asked: Sequence[Sampling], positions: Sequence[int]) -> F64:
+    """The threshold of each draw in which xtc takes part, 1 for the others."""
+    thresholds = np.ones(len(asked), np.float64)
+    if any(one.xtc_probability > 0 for one in asked):
+        chances = uniform(
+            [one.seed for one in asked], [one.branch for one in asked], positions, stream=1
+        )
+        for index, one in enumerate(asked):
+            if chances[index] < one.xtc_probability:
+                thresholds[index] = one.xtc_threshold
+    return thresholds
 
 
 def _draws(draw: Draw) -> bool:

@@ -71,6 +71,15 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     presence_penalty: float | UnsetType = UNSET
     frequency_penalty: float | UnsetType = UNSET
     logit_bias: dict[str, float] | UnsetType = UNSET
+    dry_multiplier: float | UnsetType = UNSET
+    dry_base: float | UnsetType = UNSET
+    dry_allowed_length: int | UnsetType = UNSET
+    dry_penalty_last_n: int | UnsetType = UNSET
+    dry_sequence_breakers: tuple[str, ...] | UnsetType = UNSET
+    top_n_sigma: float | UnsetType = UNSET
+    typical_p: float | UnsetType = UNSET
+    xtc_probability: float | UnsetType = UNSET
+    xtc_threshold: float | UnsetType = UNSET
     allowed_token_ids: tuple[int, ...] | UnsetType = UNSET
     bad_words: tuple[str, ...] | UnsetType = UNSET
     max_tokens: int | UnsetType = UNSET

@@ -41,6 +41,7 @@ NEVER = {"torch", "transformers"}
 LAZY = {
     "huggingface_hub",
     "jinja2",
+    "opentelemetry",
     "prometheus_client",
     "starlette",
     "tokenizers",

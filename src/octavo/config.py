@@ -227,6 +227,12 @@ class EngineConfig:
         "file to which every decision and its reason is appended, with the token ids of all"
         " requests, for octavo explain and replay (default: none)",
     )
+    otlp_endpoint: str | None = _setting(
+        None,
+        "text",
+        "address of a collector to which a span of each request is sent, as http://127.0.0.1:4318;"
+        " needs octavo[otel] (default: none)",
+    )
     log_level: LogLevel = _setting("info", "text", "how much is logged", choices=get_args(LogLevel))
     log_format: LogFormat = _setting(
         "text",

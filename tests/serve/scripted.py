@@ -20,6 +20,7 @@ from octavo.observe.buckets import STEP_TOKENS, TOKEN_S
 from octavo.observe.explain import Account, account
 from octavo.observe.histogram import nothing
 from octavo.observe.lives import Lives
+from octavo.observe.tracing import Tracing
 from octavo.serve.app import create_app
 from octavo.serve.protocol import BoundedProtocol
 from octavo.serve.service import AboutModel, ServeSettings
@@ -246,11 +247,12 @@ def serving(app: object) -> Iterator[str]:
 
 
 @contextmanager
-def scripted_server(**settings: object) -> Iterator[Served]:
+def scripted_server(*, tracing: Tracing | None = None, **settings: object) -> Iterator[Served]:
     tokenizer = byte_tokenizer()
     door = Door(tokenizer, max_model_len=CONTEXT, vocab_size=tokenizer.vocab_size + 5)
     client = ScriptedClient(tokenizer)
     known = ServeSettings(model_names=("scripted", "org/alias"), version="1.2.3", about=ABOUT)
-    app = create_app(client, door, replace(known, **settings))  # type: ignore[arg-type]
+    told = replace(known, **settings)  # type: ignore[arg-type]
+    app = create_app(client, door, told, tracing=tracing)
     with serving(app) as url:
         yield Served(url, client, door)

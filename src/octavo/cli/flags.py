@@ -17,6 +17,7 @@ SERVER_ONLY = frozenset(
         "max_queued_requests",
         "max_queued_tokens",
         "seed",
+        "otlp_endpoint",
         "log_level",
         "log_format",
     }

@@ -11,6 +11,17 @@ CancelReason = Literal["abort", "stop"]
 """Of those a caller may give."""
 
 
+@dataclass(frozen=True, slots=True)
+class Interruption:
+    """At `at_s` an answer gave up `blocks` so that `beneficiary` could go on; or its engine died,
+    for nobody's sake."""
+
+    at_s: float
+    mode: Literal["recompute", "swap", "engine_died"]
+    beneficiary: str = ""
+    blocks: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
     """What one answer cost. Times are on the engine's clock, in seconds.
@@ -33,6 +44,8 @@ class Receipt:
     peak_blocks: int
     swaps: int = 0
     """How many of the preemptions swapped its KV."""
+    interruptions: tuple[Interruption, ...] = ()
+    """The preemptions, in order."""
 
 
 Likeliest = tuple[tuple[int, float], ...]

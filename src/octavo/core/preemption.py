@@ -3,7 +3,7 @@
 from octavo.core.block_manager import BlockManager
 from octavo.core.counters import Counters
 from octavo.core.draft import Draft
-from octavo.core.events import Preempted
+from octavo.core.events import Interruption, Preempted
 from octavo.core.following import Followers
 from octavo.core.pace import Pace
 from octavo.core.roster import Roster
@@ -46,6 +46,9 @@ class Preemptions:
             lost = 0
             self._counters.preemptions_moved += 1
             self._counters.tokens_moved_out += kept
+        victim.interruptions += (
+            Interruption(draft.at.now, yielded.how.mode, beneficiary.id, yielded.blocks),
+        )
         draft.decisions.append(
             Preempted(
                 victim.id,

@@ -12,7 +12,15 @@ admission on, as if it were computed: its plan moves it in.
 from enum import Enum
 
 from octavo.core.block_table import BlockTable
-from octavo.core.events import Finished, FinishReason, Likeliest, Receipt, Token, new_token
+from octavo.core.events import (
+    Finished,
+    FinishReason,
+    Interruption,
+    Likeliest,
+    Receipt,
+    Token,
+    new_token,
+)
 from octavo.core.plan import Bind, Span, new_span
 from octavo.core.prefix_cache import Context, Prefix
 from octavo.core.request import Request, branch_name
@@ -57,6 +65,7 @@ class Sequence:
         "first_token_s",
         "headed_s",
         "id",
+        "interruptions",
         "last_position",
         "last_served",
         "length",
@@ -136,6 +145,7 @@ class Sequence:
         self._recomputed_tokens = 0
         self.preemptions = 0
         self.swaps = 0
+        self.interruptions: tuple[Interruption, ...] = ()
         self.submitted_s = now
         self._admitted_s: float | None = None
         self.first_token_s: float | None = None
@@ -291,4 +301,5 @@ class Sequence:
             finished_s=now,
             peak_blocks=sum(table.peak for table in self.tables),
             swaps=self.swaps,
+            interruptions=self.interruptions,
         )

@@ -7,6 +7,7 @@ from starlette.routing import Route
 
 from octavo.engine.door import Door
 from octavo.observe.metrics import Facts, Metrics
+from octavo.observe.tracing import Tracing
 from octavo.serve import ollama, ollama_models
 from octavo.serve.admin import change_limits, flush_cache, show_limits
 from octavo.serve.cache import explain_cache
@@ -20,10 +21,16 @@ from octavo.serve.models import list_models, show_model
 from octavo.serve.responses import create_response
 from octavo.serve.service import Client, ServeSettings, Service
 from octavo.serve.tokenize import detokenize, tokenize
+from octavo.serve.tracing import CallerKept
 
 
-def create_app(client: Client, door: Door, settings: ServeSettings) -> Starlette:
-    """An ASGI application that answers from `client`. Starting and closing that is the caller's."""
+def create_app(
+    client: Client, door: Door, settings: ServeSettings, *, tracing: Tracing | None = None
+) -> Starlette:
+    """An ASGI application that answers from `client`. Starting and closing that is the caller's.
+
+    `tracing` makes a span of each request.
+    """
     metrics = Metrics(
         Facts(
             model_name=settings.model_names[0],
@@ -32,7 +39,7 @@ def create_app(client: Client, door: Door, settings: ServeSettings) -> Starlette
             cache=settings.cache_facts,
         )
     )
-    service = Service(client, door, settings, metrics)
+    service = Service(client, door, settings, metrics, tracing=tracing)
     endpoints = (
         ("/v1/chat/completions", "POST", create_chat_completion),
         ("/v1/completions", "POST", create_completion),
@@ -66,6 +73,8 @@ def create_app(client: Client, door: Door, settings: ServeSettings) -> Starlette
     ]
     app = Starlette(routes=routes, exception_handlers=HANDLERS)
     app.state.metrics = metrics
+    if tracing is not None:
+        app.add_middleware(CallerKept)
     return app
 
 

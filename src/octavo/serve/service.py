@@ -2,9 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Protocol, TypeVar
 
 from octavo.core.budget import Limits
@@ -16,6 +17,8 @@ from octavo.engine.params import SamplingParams
 from octavo.errors import EngineError, EngineStopped, OctavoError, RequestError, UnknownModel
 from octavo.observe.explain import Account
 from octavo.observe.metrics import Metrics
+from octavo.observe.tracing import Outcome, Tracing
+from octavo.serve.tracing import caller
 from octavo.text.assembler import Delta, Ended
 from octavo.units import KIB, MIB
 
@@ -94,12 +97,14 @@ class Service:
         settings: ServeSettings,
         metrics: Metrics,
         *,
+        tracing: Tracing | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.client = client
         self.door = door
         self.settings = settings
         self.metrics = metrics
+        self._tracing = tracing
         self.started_at = int(time.time())
         self._clock = clock
         self._open = 0
@@ -132,7 +137,7 @@ class Service:
         """
         self._enter()
         request = ticket.request
-        unfinished = request.branches
+        began_s, ends, failure = self._clock(), list[Ended](), ""
         outcome = "abort"
         try:
             async with aclosing(self.client.stream(ticket)) as items:
@@ -142,19 +147,22 @@ class Service:
                         _raise_failure(item)
                         limits = self.client.status().limits
                         self.metrics.finished(outcome, request, item.receipt, limits)
-                        unfinished -= 1
-                        outcome = "abort" if unfinished else ""
+                        ends.append(item)
+                        outcome = "abort" if len(ends) < request.branches else ""
                     yield item
-        except RequestError:
-            outcome = ""
+        except RequestError as error:
+            outcome, failure = "", error.code or error.kind
             raise
-        except OctavoError:
-            outcome = "error"
+        except OctavoError as error:
+            outcome, failure = "error", error.code or error.kind
             raise
         finally:
             self._open -= 1
             if outcome:
-                self.metrics.lost(outcome, request, unfinished, self.client.status().limits)
+                left = request.branches - len(ends)
+                self.metrics.lost(outcome, request, left, self.client.status().limits)
+            if self._tracing is not None:
+                self._tracing.ended(caller(), request, _outcome(began_s, ends, failure or outcome))
 
     @property
     def stalled(self) -> bool:
@@ -166,6 +174,16 @@ class Service:
         if self._open == 0:
             self._busy_since_s = self._clock()
         self._open += 1
+
+
+def _outcome(began_s: float, ends: Sequence[Ended], error: str) -> Outcome:
+    ends = sorted(ends, key=attrgetter("branch"))
+    return Outcome(
+        began_s=began_s,
+        reasons=tuple(end.finish_reason for end in ends),
+        receipts=tuple(end.receipt for end in ends),
+        error=error,
+    )
 
 
 def _raise_failure(ended: Ended) -> None:

@@ -14,7 +14,7 @@ from octavo.core.request import Request, Sampling
 from octavo.core.scheduler import Scheduler
 from octavo.engine.client import AsyncClient
 from octavo.engine.door import Ticket
-from octavo.engine.engine import Engine
+from octavo.engine.engine import Engine, EngineStatus
 from octavo.engine.thread import EngineThread
 from octavo.engine.wire import Stop
 from octavo.errors import EngineStopped, InvalidRequest, Overloaded, RequestError
@@ -257,3 +257,15 @@ async def test_a_question_to_an_engine_that_ends_is_answered() -> None:
                 await waiting
         with pytest.raises(EngineStopped):
             await client.change_limits({"max_num_seqs": 1})
+
+
+async def test_the_last_that_an_engine_said_is_told_when_it_dies() -> None:
+    async with serving() as (client, runner, engine):
+        runner.let_all()
+        assert [item async for item in client.stream(ticket("a"))]
+        told: list[EngineStatus] = []
+        client.on_death = told.append
+        client.died([])
+        assert [status.tokens_sampled for status in told] == [engine.status().tokens_sampled]
+        client.ready(engine.status())
+        assert len(told) == 1

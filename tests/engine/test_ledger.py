@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from octavo.core.events import Finished, Receipt, Token
+from octavo.core.events import Finished, Interruption, Receipt, Token
 from octavo.core.request import Request, Sampling
 from octavo.engine.ledger import KILLED, Ledger
 from octavo.engine.wire import Cancel, Command, Submit
@@ -176,12 +176,15 @@ def test_every_answer_ends_whatever_kills_the_engine(seed: int) -> None:
         assert not live
 
 
+DEATHS = (Interruption(13.0, "engine_died"), Interruption(14.0, "engine_died"))
+
+
 def test_deaths_are_preemptions_in_the_receipt() -> None:
     ledger = opened("a", branches=2)
     ledger.token(Token("a", 0, 7, -1.0), 12.0)
-    ledger.died([])
+    ledger.died([], now=13.0)
     ledger.resubmit()
-    ledger.died([])
+    ledger.died([], now=14.0)
     ledger.resubmit()
     name, first = ledger.end(Finished("a", "length", None, "", RECEIPT)) or ("", None)
     assert first is not None
@@ -193,9 +196,15 @@ def test_deaths_are_preemptions_in_the_receipt() -> None:
         arrival_s=10.0,
         admitted_s=12.0,
         first_token_s=12.0,
+        interruptions=DEATHS,
     )
     _, second = ledger.end(Finished("a#1", "length", None, "", RECEIPT, 1)) or ("", None)
     assert second is not None
     assert second.receipt == replace(
-        RECEIPT, prompt_tokens=0, cached_tokens=0, preemptions=3, arrival_s=10.0
+        RECEIPT,
+        prompt_tokens=0,
+        cached_tokens=0,
+        preemptions=3,
+        arrival_s=10.0,
+        interruptions=DEATHS,
     )

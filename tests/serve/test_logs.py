@@ -72,6 +72,18 @@ def test_no_prompt_no_answer_and_no_key(form: str, demo_model_path: Path) -> Non
     log = "\n".join(written)
     assert "Admitted" in log, "decisions are logged at this level"
     assert "/debug/requests" in log, "and who asks for what"
+    for phase in (
+        "model found",
+        "model opened",
+        "settings resolved",
+        "kernels chosen",
+        "weights packed",
+        "KV cache allocated",
+        "tokenizer loaded",
+        "engine ready",
+        "listening",
+    ):
+        assert re.search(rf"start-up: {phase}, \d+\.\d\d s", log), phase
     assert len(answer) > 20
     for secret in (MARK, KEY, answer, answer[:20]):
         assert secret not in log, [line for line in written if secret in line]

@@ -1,5 +1,6 @@
 """Spans of a server: one a request, whatever API it came by."""
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -13,9 +14,12 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from tests.serve.scripted import Script, Served, scripted_server
 
+from octavo import __version__
+from octavo.config import EngineConfig
 from octavo.core.request import Request
-from octavo.errors import EngineStopped
+from octavo.errors import ConfigError, EngineStopped
 from octavo.observe.tracing import Caller, Outcome, Tracing, tracing_to
+from octavo.serve import main
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -129,3 +133,20 @@ def test_spans_arrive_at_a_collector() -> None:
     assert path == "/v1/traces"
     assert b"chat demo" in body
     assert b"octavo" in body
+
+
+def test_the_setting_says_where_spans_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, ...]] = []
+    monkeypatch.setattr(main, "tracing_to", lambda *words: told.append(words))
+    assert main._tracing(EngineConfig()) is None
+    assert not told
+    main._tracing(EngineConfig(otlp_endpoint="http://collector:4318", served_model_name="mine"))
+    assert told == [("http://collector:4318", "mine", __version__)]
+
+
+def test_without_the_extra_no_server_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    monkeypatch.setattr(main, "prepare", lambda _: pytest.fail("the model is not even looked at"))
+    config = EngineConfig(otlp_endpoint="http://collector:4318", port=0)
+    with pytest.raises(ConfigError, match=r"pip install 'octavo\[otel\]'"):
+        main.run_server(config, {})

@@ -14,6 +14,7 @@ from octavo.models.reference import resolve_reference
 from octavo.models.spec import ModelSpec
 from octavo.models.weights.gguf import GGUFFile
 from octavo.models.weights.pack import Weights
+from octavo.observe.phases import Phases
 from octavo.ops.api import Ops
 from octavo.resolve import (
     ModelFacts,
@@ -63,9 +64,13 @@ def prepare(config: EngineConfig, *, progress: bool = True) -> Prepared:
 
     Raises   SetupError of any kind: the message says what to change.
     """
+    phases = Phases()
     path = resolve_reference(config.model, progress=progress)
+    phases.end("model found")
     opened = open_model(path)
+    phases.end("model opened")
     resolved = resolve(config, facts_of(opened, config), read_machine())
+    phases.end("settings resolved")
     for line in boot_lines(resolved):
         logger.info("%s", line)
     return Prepared(path, opened, resolved)

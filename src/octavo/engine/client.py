@@ -98,6 +98,8 @@ class AsyncClient:
         """Those that were asked for, if any: the next engine starts with others."""
         self.state: State = "starting"
         self.restarts = 0
+        self.on_death: Callable[[EngineStatus], None] = lambda last: None
+        """Is told the last that an engine said before it died; its counts are lost else."""
         self.draining = False
         self.lost = asyncio.Event()
         """Set when the engine has ended for good and nobody had asked it to."""
@@ -244,7 +246,9 @@ class AsyncClient:
     def died(self, computing: Collection[Key], *, killed: bool = False) -> None:
         self.state = "restarting"
         self.restarts += 1
-        culprit = self._ledger.died(computing, KILLED if killed else DIED)
+        if self._status is not None:
+            self.on_death(self._status)
+        culprit = self._ledger.died(computing, KILLED if killed else DIED, now=self._clock())
         if culprit is not None:
             self._fail(culprit, EngineError(GIVEN_UP))
 

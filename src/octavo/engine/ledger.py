@@ -13,7 +13,7 @@ been suspected or alone at the death before, ends with an error.
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
-from octavo.core.events import Finished, Receipt, Token
+from octavo.core.events import Finished, Interruption, Receipt, Token
 from octavo.core.request import Request, branch_name
 from octavo.engine.wire import Cancel, Command, Submit
 
@@ -35,7 +35,8 @@ class Answer:
     arrived_s: float
     emitted: list[int] = field(default_factory=list)
     first_token_s: float | None = None
-    restarts: int = 0
+    deaths: tuple[Interruption, ...] = ()
+    """Of engines that worked on it."""
     lost_tokens: int = 0
     """Positions whose KV went with an engine, as far as tokens came of them."""
     blame: int = 0
@@ -113,12 +114,14 @@ class Ledger:
 
     # --- the engine dies, and another is ready
 
-    def died(self, computing: Collection[Key], blame: int = DIED) -> str | None:
+    def died(
+        self, computing: Collection[Key], blame: int = DIED, *, now: float = 0.0
+    ) -> str | None:
         """The engine died computing these answers. The id of a request that is not to be tried
         again."""
         for answer in self._answers.values():
             if not answer.held:
-                answer.restarts += 1
+                answer.deaths += (Interruption(now, "engine_died"),)
                 length = len(answer.request.prompt) + len(answer.emitted)
                 answer.lost_tokens += length if answer.emitted else 0
         known = [self._answers[key] for key in computing if key in self._answers]
@@ -167,7 +170,7 @@ def _whole(receipt: Receipt, answer: Answer) -> Receipt:
     """What an answer cost with all the engines that worked on it: each death was a preemption, at
     which the KV was lost. `receipt` is that of the last engine; when the first one admitted the
     request is not known, but that it was no later than the first token."""
-    if not answer.restarts:
+    if not answer.deaths:
         return receipt
     first = answer.branch == 0
     recomputed = max(0, answer.lost_tokens - receipt.cached_tokens)
@@ -176,7 +179,8 @@ def _whole(receipt: Receipt, answer: Answer) -> Receipt:
         prompt_tokens=receipt.prompt_tokens if first else 0,
         cached_tokens=receipt.cached_tokens if first else 0,
         recomputed_tokens=receipt.recomputed_tokens + recomputed,
-        preemptions=receipt.preemptions + answer.restarts,
+        preemptions=receipt.preemptions + len(answer.deaths),
+        interruptions=(*answer.deaths, *receipt.interruptions),
         arrival_s=answer.arrived_s,
         admitted_s=answer.first_token_s or receipt.admitted_s,
         first_token_s=answer.first_token_s or receipt.first_token_s,

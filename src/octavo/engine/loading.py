@@ -17,6 +17,7 @@ from octavo.engine.engine import Engine, Observer
 from octavo.models.loader import OpenModel, load_model
 from octavo.models.weights.pack import Weights
 from octavo.observe.journal import Journal
+from octavo.observe.phases import Phases
 from octavo.ops.api import Ops
 from octavo.ops.native import NativeOps
 from octavo.resolve import CORE_FLOPS, Resolved
@@ -42,7 +43,7 @@ def build_engine(
 
     Raises   SetupError of any kind: the message says what to change.
     """
-    spec = opened.spec
+    phases, spec = Phases(), opened.spec
     native = NativeOps(threads=resolved.threads, isa=resolved.isa)
     logger.info("kernels: %s, threads: %d", native.name, native.threads)
     ops = native if wrap is None else wrap(native)
@@ -52,6 +53,7 @@ def build_engine(
     setup = _setup(resolved, context, slab_tokens, swap)
     # Before the weights: a file that cannot be written costs no waiting.
     journal = _journal(config, setup)
+    phases.end("kernels chosen")
     model = load_model(
         opened,
         ops,
@@ -60,6 +62,7 @@ def build_engine(
         max_rows=resolved.ceilings.sequences,
         max_context=resolved.max_model_len,
     )
+    phases.end("weights packed")
     pool = KVStorage(layout, resolved.blocks)
     runner: Runner = ModelRunner(
         model.decoder,
@@ -70,6 +73,7 @@ def build_engine(
         groups=len(resolved.windows),
         mover=None if swap is None else Mover(pool, KVStorage(layout, swap.host_blocks)),
     )
+    phases.end("KV cache allocated")
     if watch is not None:
         runner = watch(runner)
     engine = Engine(scheduler_of(setup), runner, observers=(*observers, *journal))

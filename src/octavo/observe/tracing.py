@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FLUSH_MS = 3000
-"""How long the end of the server waits for the last spans to arrive."""
+SEND_S = 3
+"""How long a collector may take for a batch of spans; they are lost then. The end of the server
+waits no longer for the last."""
 
 Attributes = Mapping[str, Any]
 
@@ -85,7 +86,7 @@ class Tracing:
 
     def close(self) -> None:
         """Send what was not sent yet."""
-        self._provider.force_flush(FLUSH_MS)
+        self._provider.force_flush(1000 * SEND_S)
         self._provider.shutdown()
 
     def _span(self, caller: Caller, request: Request, outcome: Outcome) -> None:
@@ -227,10 +228,11 @@ def tracing_to(endpoint: str, model_name: str, version: str) -> Tracing:
             "otlp_endpoint needs OpenTelemetry, which is not installed: pip install 'octavo[otel]'"
         ) from error
     about = Resource.create({SERVICE_VERSION: version})
-    if about.attributes.get(SERVICE_NAME) in (None, "unknown_service"):
+    if str(about.attributes.get(SERVICE_NAME)).startswith("unknown_service"):
         about = about.merge(Resource({SERVICE_NAME: "octavo"}))
     provider = TracerProvider(resource=about)
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=address)))
+    exporter = OTLPSpanExporter(endpoint=address, timeout=SEND_S)
+    provider.add_span_processor(BatchSpanProcessor(exporter))
     return Tracing(provider, model_name, version=version)
 
 

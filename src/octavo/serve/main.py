@@ -19,6 +19,8 @@ from octavo.engine.supervisor import EngineProcess
 from octavo.engine.wire import Setup
 from octavo.errors import ConfigError
 from octavo.models.spec import ModelSpec
+from octavo.observe.phases import Phases
+from octavo.observe.tracing import Tracing, tracing_to
 from octavo.observe.vllm import cache_facts
 from octavo.resolve import Resolved, settings_line
 from octavo.serve.app import create_app
@@ -48,9 +50,20 @@ def run_server(config: EngineConfig, sources: Sources) -> int:
     """
     listener = _bind(config.host, config.port)
     with listener:
+        tracing = _tracing(config)
         prepared = prepare(config)
         logger.info("%s", settings_line(config, sources, prepared.resolved))
-        return asyncio.run(_serve(config, prepared, listener))
+        try:
+            return asyncio.run(_serve(config, prepared, listener, tracing))
+        finally:
+            if tracing is not None:
+                tracing.close()
+
+
+def _tracing(config: EngineConfig) -> Tracing | None:
+    if config.otlp_endpoint is None:
+        return None
+    return tracing_to(config.otlp_endpoint, config.served_model_name or config.model, __version__)
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -88,8 +101,11 @@ def _no_address(host: str, port: int, error: Exception) -> ConfigError:
     )
 
 
-async def _serve(config: EngineConfig, prepared: Prepared, listener: socket.socket) -> int:
+async def _serve(
+    config: EngineConfig, prepared: Prepared, listener: socket.socket, tracing: Tracing | None
+) -> int:
     """The exit code: 1 when the engine has ended, and will not come again."""
+    phases = Phases()
     resolved = prepared.resolved
     setup = Setup(config=config, resolved=resolved, path=str(prepared.path))
     link = EngineProcess(setup, stall_s=resolved.stall_s)
@@ -97,6 +113,7 @@ async def _serve(config: EngineConfig, prepared: Prepared, listener: socket.sock
     await link.launch()  # it loads the weights while the tokenizer is built here
     try:
         door = prepared.door(config.seed)
+        phases.end("tokenizer loaded")
         settings = ServeSettings(
             model_names=(resolved.served_model_name,),
             version=__version__,
@@ -104,7 +121,8 @@ async def _serve(config: EngineConfig, prepared: Prepared, listener: socket.sock
             cache_facts=cache_facts(config, resolved),
             stall_s=resolved.stall_s / 2 or UNSUPERVISED_STALL_S,
         )
-        app = create_app(client, door, settings)
+        app = create_app(client, door, settings, tracing=tracing)
+        client.on_death = app.state.metrics.take
         server = DrainingServer(
             uvicorn.Config(
                 app,
@@ -118,8 +136,10 @@ async def _serve(config: EngineConfig, prepared: Prepared, listener: socket.sock
             drain_s=DRAIN_S,
         )
         await client.start()
+        phases.end("engine ready")
         _listen(listener)
         _settle()
+        phases.end("listening")
         # It takes these handlers over as it starts. Whoever is told where it is may stop it before;
         # and when it has put them back it raises the signal that ended it once more.
         for number in (signal.SIGINT, signal.SIGTERM):

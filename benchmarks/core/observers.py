@@ -1,4 +1,4 @@
-"""What watching costs: µs a step and bytes a step, of the journal and of the lives, in decode.
+"""What watching costs: µs a step and bytes a step, of journal, lives and meter, in decode.
 
     python benchmarks/core/observers.py [--steps 300]
 
@@ -20,6 +20,7 @@ from octavo.core.setup import scheduler_of
 from octavo.engine.engine import Observer
 from octavo.observe.journal import Journal
 from octavo.observe.lives import Lives
+from octavo.observe.meter import Meter
 
 SIZES = (64, 256)
 
@@ -65,9 +66,10 @@ def main() -> None:
             journal_us = step_us(journal, sequences, steps)
             size = path.stat().st_size // steps
         lives_us = step_us(Lives(), sequences, steps)
+        meter_us = step_us(Meter(), sequences, steps)
         print(
             f"{sequences:5} sequences: journal {journal_us:6.1f} µs and {size:,} bytes a step,"
-            f" lives {lives_us:6.1f} µs"
+            f" lives {lives_us:6.1f} µs, meter {meter_us:6.1f} µs"
         )
 
 

@@ -4,6 +4,8 @@ tell is not told here."""
 import json
 import re
 import shlex
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -161,6 +163,17 @@ def test_the_unit_starts_again_and_drains(unit: dict[str, dict[str, list[str]]])
     assert int(service["TimeoutStopSec"][0]) > DRAIN_S + FAREWELL_S
     for key in ("NoNewPrivileges", "DynamicUser", "PrivateTmp", "ProtectHome"):
         assert service[key] == ["yes"], key
+
+
+def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd is not installed")
+    text = (DEPLOY / "systemd" / "octavo.service").read_text()
+    copy = tmp_path / "octavo.service"
+    copy.write_text(re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", text, flags=re.MULTILINE))
+    command = ["systemd-analyze", "verify", "--man=no", str(copy)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_command_of_the_unit_parses(unit: dict[str, dict[str, list[str]]]) -> None:

@@ -15,7 +15,7 @@ Branch = tuple[str, int]
 class Meter:
     """An observer of one engine.
 
-    Cost     0.2 µs a token, in the engine's thread.
+    Cost     0.3 µs a token, in the engine's thread.
     """
 
     def __init__(self) -> None:
@@ -64,8 +64,10 @@ class Meter:
 
     def _told(self, events: tuple[Event, ...], now: float) -> None:
         """Mostly those that got a token in the step before get one again, and no other."""
-        ended = {(e.request_id, e.branch) for e in events if isinstance(e, Finished)}
-        branches = [(e.request_id, e.branch) for e in events if isinstance(e, Token)]
+        branches = [(e[0], e[4]) for e in events if type(e) is Token]  # by index: twice as quick
+        ended = set[Branch]()
+        if len(branches) < len(events):
+            ended = {(e.request_id, e.branch) for e in events if isinstance(e, Finished)}
         if not branches:
             self._forget(ended)
             return

@@ -4,7 +4,6 @@ An engine that died was replaced by one that counts from zero. What the one befo
 kept and added, so that no total ever falls.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -107,9 +106,13 @@ DISTRIBUTIONS = {"step_s": TOKEN_S, "step_tokens": STEP_TOKENS, "token_gaps_s": 
 """Fields that hold a `Counted`, and by which bounds."""
 
 
+LARGEST = 2**63
+"""What no counter reaches; from there on a value is a mistake."""
+
+
 def countable(value: object) -> bool:
     """Whether it is a number that a counter or a gauge may take."""
-    return isinstance(value, int | float) and math.isfinite(value) and value >= 0
+    return isinstance(value, int | float) and 0 <= value < LARGEST  # NaN is not
 
 
 def ratio(part: float, whole: float, *, of_nothing: float = 0.0) -> float:

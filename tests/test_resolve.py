@@ -71,6 +71,8 @@ def test_all_defaults() -> None:
         ({}, {"preemption": "auto"}),
         ({"preemption": "recompute"}, {"preemption": "recompute"}),
         ({"max_queued_tokens": 5}, {"waiting_tokens": 5}),
+        ({}, {"waiting_s": None}),
+        ({"max_queue_time": 2.5}, {"waiting_s": 2.5}),
         ({}, {"policy": "priority", "aging_s": 300}),
         ({"policy": "fcfs", "aging": 0.5}, {"policy": "fcfs", "aging_s": 0.5}),
         ({"ttft_target": 2, "tpot_target": 0.1}, {"ttft_target_s": 2, "tpot_target_s": 0.1}),

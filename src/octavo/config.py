@@ -105,6 +105,13 @@ class EngineConfig:
         "most prompt tokens that wait; requests beyond are turned away (default: no limit)",
         low=1,
     )
+    max_queue_time: float | None = _setting(
+        None,
+        "duration",
+        "a request that waits so long to be started ends with an error, as 30s (default: never)",
+        low=1e-3,
+        high=1e6,
+    )
     policy: Policy = _setting(
         "priority",
         "text",

@@ -16,6 +16,9 @@ OctavoError
 │   ├── JournalError             a journal cannot be opened, is damaged or of another format
 │   ├── ModelNotFound            a model reference names nothing that exists
 │   └── DownloadError            a model could not be fetched, or its hash is wrong
+├── Expired                      the time of a request is over
+│   ├── QueueTimeout             503  it waited too long to be started; try later
+│   └── DeadlineExceeded         504  its own timeout has passed
 └── EngineError                  500  Octavo failed; the message says in which request or step
     └── EngineStopped            503  the engine is draining or has ended
 """
@@ -27,6 +30,8 @@ class OctavoError(Exception):
     status = 500
     kind = "server_error"
     code: str | None = None
+    retry_after_s: float | None = None
+    """When the caller may try again; None: not as things are."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -76,6 +81,28 @@ class Overloaded(RequestError):
     status = 429
     kind = "overloaded_error"
     code = "queue_full"
+    retry_after_s = 1.0
+    queue_position: int | None = None
+    """Where in the queue the request would have been, from 1."""
+    predicted_queue_s: float | None = None
+    """How long it would have waited there, if that can be said."""
+
+
+class Expired(OctavoError):
+    pass
+
+
+class QueueTimeout(Expired):
+    status = 503
+    kind = "overloaded_error"
+    code = "queue_timeout"
+    retry_after_s = 1.0
+
+
+class DeadlineExceeded(Expired):
+    status = 504
+    kind = "timeout_error"
+    code = "deadline_exceeded"
 
 
 class SetupError(OctavoError):
@@ -109,3 +136,4 @@ class EngineError(OctavoError):
 class EngineStopped(EngineError):
     status = 503
     code = "engine_stopped"
+    retry_after_s = 1.0

@@ -153,6 +153,7 @@ def resolve(config: EngineConfig, model: ModelFacts, machine: MachineFacts) -> R
             tokens=tokens,
             waiting=config.max_queued_requests,
             waiting_tokens=config.max_queued_tokens,
+            waiting_s=config.max_queue_time,
             watermark_blocks=int(config.watermark * blocks),
             admission=config.admission,
             pinned_blocks=int(config.pin_quota * blocks) if config.enable_prefix_caching else 0,

@@ -401,7 +401,7 @@ def random_run(random: Random) -> Serving:
         request = random_follower(random, serving, f"r{number}")
         serving.submit(pinning(random, request) if random.random() < 0.2 else request)
         if random.random() < 0.2:
-            only, reason = random.choice([None, 0, 2]), random.choice(["abort", "stop"])
+            only, reason = random.choice([None, 0, 2]), random.choice(["abort", "stop", "timeout"])
             serving.cancel(f"r{random.randint(0, number)}", only, reason)
         if random.random() < 0.1:
             serving.drop(f"r{random.randint(0, number)}")

@@ -141,7 +141,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.serving.flush()
 
     @precondition(lambda self: self.serving.live)
-    @rule(data=st.data(), alone=st.booleans(), reason=st.sampled_from(["abort", "stop"]))
+    @rule(data=st.data(), alone=st.booleans(), reason=st.sampled_from(["abort", "stop", "timeout"]))
     def cancel(self, data: st.DataObject, alone: bool, reason: str) -> None:
         """A whole request, or one of its branches."""
         request = one_of(data, self.serving.live).request

@@ -9,7 +9,7 @@ from tests.observe.recording import Kept
 from octavo.core.block_manager import BlockManager
 from octavo.core.budget import Limits
 from octavo.core.calls import Answer, Call, Cancel, Commit, Drop, Flush, Plan, SetLimits, Submit
-from octavo.core.events import Event, Finished, Token
+from octavo.core.events import Admitted, Event, Finished, Refused, Token
 from octavo.core.plan import StepPlan, StepResult
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler
@@ -178,3 +178,46 @@ def test_an_observer_that_fails_is_dropped_and_the_answer_goes_on(
     assert failing.told == 1
     assert len(kept.told) == 11
     assert caplog.text.count("an observer failed") == 1
+
+
+def test_B179_a_queue_has_a_bound_and_a_time_limit() -> None:
+    """50 requests, some with four answers, at a queue of ten; some clients go, the rest waits for
+    two seconds at most. Who is gone never starts."""
+    kept = Kept()
+    clock = [0.0]
+    oracle = OracleRunner(blocks=64, block_size=4, vocabulary=VOCABULARY)
+    limits = Limits(sequences=1, tokens=16, waiting=10, waiting_s=2.0)
+    scheduler = Scheduler(BlockManager(blocks=64, block_size=4), limits)
+    engine = Engine(scheduler, oracle, clock=lambda: clock[0], observers=[kept])
+    engine.submit(Request(id="runs", prompt=(1, 2), max_tokens=30))
+    engine.step()
+    refused, taken, answers = [], [], 0
+    for number in range(50):
+        request = Request(
+            id=f"r{number}", prompt=(3, 4), max_tokens=2, branches=4 if number % 3 == 2 else 1
+        )
+        events = engine.submit(request)
+        if answers + request.branches > 10:
+            (refusal,) = events
+            assert isinstance(refusal, Refused)
+            assert refusal.limit == "waiting"
+            refused.append(request.id)
+        else:
+            assert events == ()
+            answers += request.branches
+            taken.append(request)
+    assert (len(taken), len(refused)) == (7, 43)
+    engine.cancel(taken[1].id)
+    clock[0] = 1.9
+    assert not [event for event in engine.step() if isinstance(event, Finished)]
+    clock[0] = 2.1
+    ends = [event for event in engine.step() if isinstance(event, Finished)]
+    assert {end.request_id for end in ends} == {one.id for one in taken} - {taken[1].id}
+    assert {end.reason for end in ends} == {"timeout"}
+    assert len(ends) == 10 - taken[1].branches
+    assert engine.status().waiting == 0
+    run(engine)
+    plans = [answer for _, answer in kept.told if isinstance(answer, StepPlan)]
+    admitted = [d for plan in plans for d in plan.decisions if isinstance(d, Admitted)]
+    assert [decision.request_id for decision in admitted] == ["runs"]
+    assert engine.status().blocks_free == 64

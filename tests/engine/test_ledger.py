@@ -10,6 +10,8 @@ from octavo.core.request import Request, Sampling
 from octavo.engine.ledger import KILLED, Ledger
 from octavo.engine.wire import Cancel, Command, Submit
 
+NOW = 30.0
+
 RECEIPT = Receipt(
     prompt_tokens=3,
     completion_tokens=9,
@@ -44,7 +46,7 @@ def test_a_request_goes_on_from_what_was_emitted() -> None:
     for number, token in enumerate((7, 8)):
         assert ledger.token(Token("a", number, token, -1.0), 11.0) == "a"
     assert ledger.died([("a", 0)]) is None
-    first, second = ledger.resubmit()
+    first, second = ledger.resubmit(NOW)
     assert isinstance(first, Submit)
     assert isinstance(second, Submit)
     assert first.request == replace(request("a"), emitted=(7, 8), accepted=True)
@@ -52,12 +54,21 @@ def test_a_request_goes_on_from_what_was_emitted() -> None:
     assert ledger.token(Token("a", 2, 9, -1.0), 30.0) == "a"
 
 
+def test_what_is_left_of_a_timeout_goes_on() -> None:
+    ledger = Ledger()
+    for name, timeout_s in (("a", 25.0), ("b", 5.0)):
+        ledger.open(replace(request(name), timeout_s=timeout_s), 10.0)
+    ledger.died([])
+    again = [command.request for command in ledger.resubmit(30.0) if isinstance(command, Submit)]
+    assert [one.timeout_s for one in again] == [5.0, 0.0]
+
+
 def test_branches_go_on_by_themselves_under_the_names_they_had() -> None:
     ledger = opened("a", branches=3)
     ledger.token(Token("a", 0, 7, -1.0, 2), 11.0)
     assert ledger.end(Finished("a", "stop", None, "", RECEIPT, 1)) is not None
     ledger.died([])
-    commands = ledger.resubmit()
+    commands = ledger.resubmit(NOW)
     assert submitted(commands) == ["a", "a#2"]
     last = commands[-1]
     assert isinstance(last, Submit)
@@ -73,18 +84,18 @@ def test_what_the_front_has_stopped_stays_stopped() -> None:
     assert ledger.stop("a", 0) == (Cancel("a", 0, "stop"),)
     assert ledger.stop("a", 0) == ()
     ledger.died([("a", 0)])
-    assert ledger.resubmit()[1:] == (Cancel("a", 0, "stop"),)
+    assert ledger.resubmit(NOW)[1:] == (Cancel("a", 0, "stop"),)
 
 
 def test_a_token_clears_and_deaths_without_one_add_up() -> None:
     ledger = opened("a", "b")
     assert ledger.died([("a", 0)]) is None
-    ledger.resubmit()
+    ledger.resubmit(NOW)
     ledger.token(Token("a", 0, 7, -1.0), 11.0)
     assert ledger.died([("a", 0)]) is None, "it came further"
-    ledger.resubmit()
+    ledger.resubmit(NOW)
     assert ledger.died([("b", 0)]) is None, "the first of b"
-    ledger.resubmit()
+    ledger.resubmit(NOW)
     assert ledger.died([("a", 0)]) == "a"
 
 
@@ -92,7 +103,7 @@ def test_kills_from_outside_weigh_little() -> None:
     ledger = opened("a", "b")
     for _ in range(7):
         assert ledger.died([("a", 0)], KILLED) is None
-        assert submitted(ledger.resubmit()) == ["a", "b"]
+        assert submitted(ledger.resubmit(NOW)) == ["a", "b"]
     assert ledger.died([("a", 0)], KILLED) == "a", "it must end some time"
 
 
@@ -102,19 +113,19 @@ def test_of_several_suspects_the_next_death_tells_which_it_is(culprit: int) -> N
     ledger, together = opened(*names, "beside"), [(name, 0) for name in names]
     for _ in range(2):
         assert ledger.died(together) is None
-        inside = submitted(ledger.resubmit())
+        inside = submitted(ledger.resubmit(NOW))
     for name in names:
         assert inside == [name], "alone"
-        assert ledger.release() == (), "not before it is cleared"
+        assert ledger.release(NOW) == (), "not before it is cleared"
         assert ledger.open(request("new"), 20.0) == ()
         assert ledger.close("new") == ()
         if name == names[culprit]:
             assert ledger.died([(name, 0)]) == name
             ledger.close(name)
-            inside = submitted(ledger.resubmit())
+            inside = submitted(ledger.resubmit(NOW))
         else:
             assert ledger.token(Token(name, 0, 7, -1.0), 11.0) == name
-            inside = submitted(ledger.release())
+            inside = submitted(ledger.release(NOW))
     others = [name for name in names if name != names[culprit]]
     assert set(inside) >= {"beside"}
     assert set(inside) <= {*others, "beside"}
@@ -124,23 +135,23 @@ def test_a_held_request_can_be_closed_and_makes_no_way_for_two() -> None:
     ledger = opened("a", "b", "c")
     for _ in range(2):
         ledger.died([("a", 0), ("b", 0), ("c", 0)])
-        ledger.resubmit()
+        ledger.resubmit(NOW)
     assert ledger.close("b") == (), "the engine does not have it"
-    assert ledger.release() == ()
+    assert ledger.release(NOW) == ()
     assert ledger.close("a") == (Cancel("a"),)
-    assert submitted(ledger.release()) == ["c"]
+    assert submitted(ledger.release(NOW)) == ["c"]
 
 
 def test_branches_of_a_request_that_comes_while_a_suspect_is_computed_come_later() -> None:
     ledger = opened("a", "b")
     for _ in range(2):
         ledger.died([("a", 0), ("b", 0)])
-        ledger.resubmit()
+        ledger.resubmit(NOW)
     assert ledger.open(request("new", branches=2), 20.0) == ()
     assert ledger.close("a") == (Cancel("a"),)
-    assert submitted(ledger.release()) == ["b"]
+    assert submitted(ledger.release(NOW)) == ["b"]
     ledger.token(Token("b", 0, 7, -1.0), 11.0)
-    assert submitted(ledger.release()) == ["new", "new#1"]
+    assert submitted(ledger.release(NOW)) == ["new", "new#1"]
     assert ledger.token(Token("new#1", 0, 7, -1.0, 1), 11.0) == "new"
 
 
@@ -162,7 +173,7 @@ def test_every_answer_ends_whatever_kills_the_engine(seed: int) -> None:
                     failed.add(name)
                     ledger.close(name)
                     live.pop(name)
-                inside = submitted(ledger.resubmit())
+                inside = submitted(ledger.resubmit(NOW))
                 continue
             for name in step:
                 assert ledger.token(Token(name, live[name], 7, -1.0), 0.0) == name
@@ -171,7 +182,7 @@ def test_every_answer_ends_whatever_kills_the_engine(seed: int) -> None:
                     assert ledger.end(Finished(name, "length", None, "", RECEIPT)) is not None
                     live.pop(name)
                     inside.remove(name)
-            inside += submitted(ledger.release())
+            inside += submitted(ledger.release(NOW))
         assert failed == culprits
         assert not live
 
@@ -183,9 +194,9 @@ def test_deaths_are_preemptions_in_the_receipt() -> None:
     ledger = opened("a", branches=2)
     ledger.token(Token("a", 0, 7, -1.0), 12.0)
     ledger.died([], now=13.0)
-    ledger.resubmit()
+    ledger.resubmit(NOW)
     ledger.died([], now=14.0)
-    ledger.resubmit()
+    ledger.resubmit(NOW)
     name, first = ledger.end(Finished("a", "length", None, "", RECEIPT)) or ("", None)
     assert first is not None
     assert name == "a"

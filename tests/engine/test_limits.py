@@ -16,6 +16,7 @@ NAMES = {
     "tokens": "max_num_batched_tokens",
     "waiting": "max_queued_requests",
     "waiting_tokens": "max_queued_tokens",
+    "waiting_s": "max_queue_time",
     "aging_s": "aging",
     "ttft_target_s": "ttft_target",
     "tpot_target_s": "tpot_target",

@@ -128,7 +128,9 @@ def random_run(random: Random, serving: Serving) -> None:
         for _ in range(random.randint(0, 4)):
             serving.step()
             if random.random() < 0.1:
-                serving.cancel(random.choice(names), reason=random.choice(["abort", "stop"]))
+                serving.cancel(
+                    random.choice(names), reason=random.choice(["abort", "stop", "timeout"])
+                )
         if random.random() < 0.1:
             serving.drop(random.choice(names))
         if random.random() < 0.1:

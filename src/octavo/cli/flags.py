@@ -16,6 +16,7 @@ SERVER_ONLY = frozenset(
         "served_model_name",
         "max_queued_requests",
         "max_queued_tokens",
+        "max_queue_time",
         "seed",
         "otlp_endpoint",
         "log_level",

@@ -25,6 +25,7 @@ class Limits:
     """`sequences` run at once; `tokens` are computed a step.
 
     `waiting` answers may queue, with `waiting_tokens` prompt tokens among them (None: no limit).
+    Who waits `waiting_s` for its first admission is over time (None: nobody).
     `watermark_blocks` stay available when a sequence is admitted beside others, so that those can
     grow for a while before anyone must be preempted. Who waits climbs one priority class for each
     `aging_s` (None or 0: never). The targets are those of requests that bring none (None: none).
@@ -40,6 +41,7 @@ class Limits:
     tokens: int
     waiting: int | None = None
     waiting_tokens: int | None = None
+    waiting_s: float | None = None
     watermark_blocks: int = 1
     admission: AdmissionRule = "full"
     policy: Policy = "priority"
@@ -67,6 +69,7 @@ _LEAST = {
     "tokens": 1,
     "waiting": 1,
     "waiting_tokens": 1,
+    "waiting_s": 1e-3,
     "watermark_blocks": 0,
     "aging_s": 0,
     "pinned_blocks": 0,

@@ -6,8 +6,8 @@ from typing import Literal, NamedTuple
 
 TokenLimit = Literal["tokens", "slo"]
 """What ends the tokens of a step: the limit on them, or how long it may last."""
-FinishReason = Literal["stop", "length", "abort", "error"]
-CancelReason = Literal["abort", "stop"]
+FinishReason = Literal["stop", "length", "abort", "error", "timeout"]
+CancelReason = Literal["abort", "stop", "timeout"]
 """Of those a caller may give."""
 
 

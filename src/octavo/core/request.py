@@ -101,7 +101,7 @@ class Request:
     many wait. A lower `priority` value goes first. `tenant` is on whose
     behalf it comes: some policies are fair between tenants. Its first token should come within
     `ttft_target_s` of its arrival, each further one within `tpot_target_s` on average; None is what
-    the limits say.
+    the limits say. After `timeout_s` it is over time (None: never).
     Each answer token comes with the `top_logprobs` likeliest ones.
     `pins`, the shortest first, ask that beginnings of the prompt stay in the pool. `keep` asks that
     each answer that ends as it should leaves its blocks as a hold, under the name that decisions
@@ -128,6 +128,7 @@ class Request:
     ttft_target_s: float | None = None
     tpot_target_s: float | None = None
     top_logprobs: int = 0
+    timeout_s: float | None = None
 
     def split(self) -> "tuple[Request, ...]":
         """One request a branch, in order."""

@@ -19,6 +19,7 @@ from octavo.core.admission import Admissions
 from octavo.core.block_manager import BlockManager
 from octavo.core.budget import Ceilings, Limits
 from octavo.core.counters import Counters
+from octavo.core.deadlines import Deadlines
 from octavo.core.draft import Draft, InFlight
 from octavo.core.events import (
     CancelReason,
@@ -69,6 +70,7 @@ class Scheduler:
         self.ceilings.check(limits)
         self.counters = Counters()
         self.holds = Holds(manager)
+        self.deadlines = Deadlines()
         self.followers = Followers()
         self.pace = Pace()
         self.roster = Roster(self.ceilings.sequences)
@@ -128,6 +130,7 @@ class Scheduler:
         if any(ending for _, ending in endings):  # they have the same tokens still
             return tuple(self._finished(one, *end, now) for one, end in endings if end)
         self.roster.enter(siblings, request, now)
+        self.deadlines.add(request, self.limits, now)
         return ()
 
     def cancel(
@@ -205,7 +208,13 @@ class Scheduler:
         """
         self.ceilings.check(limits)
         before, self.limits = self.limits, limits
+        self.deadlines.reset()
         return before
+
+    def overdue(self, now: float) -> tuple[str, ...]:
+        """The requests whose time is over, to be cancelled for the reason "timeout". Changes
+        nothing."""
+        return self.deadlines.overdue(self.roster, self.limits, now)
 
     def explain(self, request: Request, now: float) -> Explanation:
         """What the prefix cache has of this prompt now, and why not the rest. Changes nothing."""

@@ -225,7 +225,7 @@ class AsyncClient:
         if self._limits is not None and self._limits != status.limits:
             self._send([Ask(0, ChangeLimits(tuple(named(self._limits).items())))])
         self._send(Ask(number, question) for number, (question, _) in self._asked.items())
-        self._send(self._ledger.resubmit())
+        self._send(self._ledger.resubmit(self._clock()))
 
     def told(self, news: News) -> None:
         self._status = news.status
@@ -241,7 +241,7 @@ class AsyncClient:
                 self._fail(owner, _refusal(refused))
         for reply in news.replies:
             self._settle(reply)
-        self._send(self._ledger.release())
+        self._send(self._ledger.release(now))
 
     def died(self, computing: Collection[Key], *, killed: bool = False) -> None:
         self.state = "restarting"

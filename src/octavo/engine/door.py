@@ -194,6 +194,7 @@ class Door:
             tenant=params.tenant,
             ttft_target_s=params.ttft_target_s,
             tpot_target_s=params.tpot_target_s,
+            timeout_s=params.timeout_s,
             salt=params.cache_salt or "",
             use_cache=params.cache == "on",
             pins=_all_pins(pins, len(ids), params),

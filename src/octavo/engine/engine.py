@@ -165,11 +165,12 @@ class Engine:
 
     def step(self) -> tuple[Event, ...]:
         """Compute one step, if there is anything to compute; returns what came of it."""
+        expired = self._expire()
         started = self._clock()
         plan = self.scheduler.plan(started)
         self._show(Plan(started), plan)
         if plan is None:
-            return ()
+            return expired
         self._tell(plan.decisions)
         result = self._execute(plan)
         call = Commit(self._clock(), result)
@@ -177,7 +178,12 @@ class Engine:
         self._show(call, events)
         self._stepped_at_s = self._clock()
         self._last_step_s = self._stepped_at_s - started
-        return self._told(events)
+        return (*expired, *self._told(events))
+
+    def _expire(self) -> tuple[Event, ...]:
+        """End the requests whose time is over, before anything more is computed for them."""
+        overdue = self.scheduler.overdue(self._clock())
+        return tuple([event for name in overdue for event in self.cancel(name, reason="timeout")])
 
     def _show(self, call: Call, answer: Answer) -> None:
         """Tell the observers; trouble of theirs is none of the engine's."""

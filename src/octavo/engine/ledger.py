@@ -134,15 +134,15 @@ class Ledger:
             answer.blame_alone += blame * alone
         return culprit
 
-    def resubmit(self) -> tuple[Command, ...]:
+    def resubmit(self, now: float) -> tuple[Command, ...]:
         """What to send to another engine: all answers, or the first suspect alone."""
         answers, self._answers = self._answers.values(), {}
         for answer in answers:
             self._answers[branch_name(answer.owner, answer.branch), answer.branch] = answer
             answer.held = True
-        return self.release()
+        return self.release(now)
 
-    def release(self) -> tuple[Command, ...]:
+    def release(self, now: float) -> tuple[Command, ...]:
         """What to send now: nothing while a suspect is computed, then the next, then all others."""
         if self._suspect() is not None:
             return ()
@@ -151,7 +151,7 @@ class Ledger:
         commands: list[Command] = []
         for key, answer in suspects[:1] or held:
             answer.held = False
-            commands += _again(key, answer)
+            commands += _again(key, answer, now)
         return tuple(commands)
 
     def _suspect(self) -> Answer | None:
@@ -159,9 +159,15 @@ class Ledger:
         return next((a for a in self._answers.values() if a.suspected and not a.held), None)
 
 
-def _again(key: Key, answer: Answer) -> tuple[Command, ...]:
+def _again(key: Key, answer: Answer, now: float) -> tuple[Command, ...]:
+    timeout_s = answer.request.timeout_s
     request = replace(
-        answer.request, id=key[0], emitted=tuple(answer.emitted), accepted=True, after=None
+        answer.request,
+        id=key[0],
+        emitted=tuple(answer.emitted),
+        accepted=True,
+        after=None,
+        timeout_s=None if timeout_s is None else max(0.0, timeout_s - (now - answer.arrived_s)),
     )
     return (Submit(request), *([Cancel(*key, "stop")] if answer.stopped else []))
 

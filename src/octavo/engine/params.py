@@ -39,7 +39,8 @@ class SamplingParams:
     draws of its own (greedy ones are equal); the prompt is computed once. `tenant` is on whose
     behalf it is asked; the policy fair is fair between tenants. The policy slo aims at the first
     token within `ttft_target_s` and the others within `tpot_target_s` each on average; None takes
-    the targets of the engine.
+    the targets of the engine. A request that has not ended `timeout_s` after its arrival is given
+    up, wherever it is.
 
     `repetition_penalty` divides the logits above 0 of tokens that prompt or answer have, and
     multiplies the others; 1 is off. `presence_penalty` and `frequency_penalty` are taken from those
@@ -97,6 +98,7 @@ class SamplingParams:
     tenant: str = ""
     ttft_target_s: float | None = None
     tpot_target_s: float | None = None
+    timeout_s: float | None = None
     cache: Literal["on", "off"] = "on"
     cache_salt: str | None = None
     cache_control: Mapping[str, Any] | None = None
@@ -140,7 +142,7 @@ class SamplingParams:
                 raise InvalidRequest(
                     f"{name} must be true or false, not {getattr(self, name)!r}", param=name
                 )
-        for name in ("ttft_target_s", "tpot_target_s"):
+        for name in ("ttft_target_s", "tpot_target_s", "timeout_s"):
             if getattr(self, name) is not None:
                 _in_range(name, getattr(self, name), *TARGET_S)
         if not isinstance(self.tenant, str) or len(self.tenant) > MAX_TENANT_CHARACTERS:

@@ -303,6 +303,7 @@ def _ended(what: Finished | Refused) -> str:
         "length": "finished: the answer has its full length",
         "abort": "cancelled",
         "error": "failed",
+        "timeout": "ended: its time was over",
     }
     stop = f" (token {what.stop_id})" if what.stop_id is not None else ""
     return reasons[what.reason] + stop + (f": {what.message}" if what.message else "")

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from octavo.errors import EngineError, OctavoError
+from octavo.errors import EngineError, OctavoError, Overloaded
 
 MAX_MESSAGE_CHARACTERS = 500
 """Messages quote what the client sent; an answer must not grow with it."""
@@ -37,10 +38,13 @@ class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
     type: str
     param: str | None
     code: str | None
+    queue_position: int | UnsetType = UNSET
+    predicted_queue_s: float | UnsetType = UNSET
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
-    """An error as OpenAI writes it."""
+    """An error as OpenAI writes it. One that comes of overload says where in the queue the request
+    would have been, from 1, and how long it would have waited there, if that can be said."""
 
     error: ErrorDetail
 
@@ -77,6 +81,13 @@ def openai_error(error: Exception) -> ErrorBody:
         param=told.param and shortened(told.param),
         code=told.code,
     )
+    if isinstance(told, Overloaded) and told.queue_position is not None:
+        predicted_s = told.predicted_queue_s
+        detail = msgspec.structs.replace(
+            detail,
+            queue_position=told.queue_position,
+            predicted_queue_s=UNSET if predicted_s is None else predicted_s,
+        )
     return ErrorBody(error=detail)
 
 

@@ -1,6 +1,7 @@
 """What a client reads when something went wrong, whatever raised it, in the dialect of the path."""
 
 import logging
+import math
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -8,18 +9,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from octavo.errors import (
-    EngineStopped,
     MethodNotAllowed,
     OctavoError,
-    Overloaded,
     RequestError,
     UnknownRoute,
 )
 from octavo.serve.dialect import dialect_of
 
 logger = logging.getLogger(__name__)
-
-RETRY_AFTER_S = 1
 
 
 def json_response(content: msgspec.Struct, status: int = 200) -> Response:
@@ -32,8 +29,8 @@ async def on_octavo_error(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestError):
         request.app.state.metrics.refused(error.code or error.kind)
     response = json_response(dialect_of(request.url.path).error(error), error.status)
-    if isinstance(error, Overloaded | EngineStopped):
-        response.headers["retry-after"] = str(RETRY_AFTER_S)
+    if error.retry_after_s is not None:
+        response.headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
     return response
 
 

@@ -94,6 +94,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     tenant: str | UnsetType = UNSET
     ttft_target_s: float | UnsetType = UNSET
     tpot_target_s: float | UnsetType = UNSET
+    timeout_s: float | UnsetType = UNSET
     cache: str | UnsetType = UNSET
     cache_prompt: bool | UnsetType = UNSET
     cache_salt: str | UnsetType = UNSET

@@ -1,6 +1,7 @@
 """What every handler works with: the engine's client, the door, the settings, the books."""
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -9,15 +10,26 @@ from operator import attrgetter
 from typing import Protocol, TypeVar
 
 from octavo.core.budget import Limits
-from octavo.core.events import Explanation
+from octavo.core.events import Explanation, Receipt
 from octavo.core.request import Request
 from octavo.engine.door import Door, Ticket
 from octavo.engine.engine import EngineStatus
 from octavo.engine.params import SamplingParams
-from octavo.errors import EngineError, EngineStopped, OctavoError, RequestError, UnknownModel
+from octavo.errors import (
+    DeadlineExceeded,
+    EngineError,
+    EngineStopped,
+    Expired,
+    OctavoError,
+    Overloaded,
+    QueueTimeout,
+    RequestError,
+    UnknownModel,
+)
 from octavo.observe.explain import Account
 from octavo.observe.metrics import Metrics
 from octavo.observe.tracing import Outcome, Tracing
+from octavo.serve.departures import Departures
 from octavo.serve.tracing import caller
 from octavo.text.assembler import Delta, Ended
 from octavo.units import KIB, MIB
@@ -109,6 +121,7 @@ class Service:
         self._clock = clock
         self._open = 0
         self._busy_since_s = 0.0
+        self._departures = Departures()
 
     def model_named(self, name: str | None) -> str:
         """The name to answer with; a request without one means the only model there is.
@@ -133,7 +146,8 @@ class Service:
     async def follow(self, ticket: Ticket) -> AsyncGenerator[Item, None]:
         """The answer as it comes. Closing the iterator cancels the request at the engine.
 
-        Raises  RequestError when the engine refuses, EngineError when it fails.
+        Raises  RequestError when the engine refuses, Expired when the time of the request is over,
+                EngineError when it fails.
         """
         self._enter()
         request = ticket.request
@@ -144,14 +158,20 @@ class Service:
                 async for item in items:
                     if isinstance(item, Ended):
                         outcome = item.finish_reason
-                        _raise_failure(item)
+                        _raise_failure(item, request)
+                        self._departures.ended(self._clock())
                         limits = self.client.status().limits
                         self.metrics.finished(outcome, request, item.receipt, limits)
                         ends.append(item)
                         outcome = "abort" if len(ends) < request.branches else ""
                     yield item
+        except Expired as error:  # counted as what it is
+            failure = error.code or error.kind
+            raise
         except RequestError as error:
             outcome, failure = "", error.code or error.kind
+            if isinstance(error, Overloaded):
+                raise self._placed(error) from error
             raise
         except OctavoError as error:
             outcome, failure = "error", error.code or error.kind
@@ -170,9 +190,21 @@ class Service:
         progress_s = max(self._busy_since_s, self.client.status().stepped_at_s)
         return self._open > 0 and self._clock() - progress_s > self.settings.stall_s
 
+    def _placed(self, error: Overloaded) -> Overloaded:
+        """The error with the place in the queue that the request would have had."""
+        position = self.client.status().waiting + 1
+        predicted_s = self._departures.predicted_s(position, self._clock())
+        wait = "" if predicted_s is None else f", for about {max(1, math.ceil(predicted_s))} s"
+        placed = Overloaded(f"{error.message}; it would be number {position} to wait{wait}")
+        placed.queue_position, placed.predicted_queue_s = position, predicted_s
+        if predicted_s is not None:
+            placed.retry_after_s = predicted_s
+        return placed
+
     def _enter(self) -> None:
         if self._open == 0:
             self._busy_since_s = self._clock()
+            self._departures.busy(self._busy_since_s)
         self._open += 1
 
 
@@ -186,8 +218,23 @@ def _outcome(began_s: float, ends: Sequence[Ended], error: str) -> Outcome:
     )
 
 
-def _raise_failure(ended: Ended) -> None:
+def _raise_failure(ended: Ended, request: Request) -> None:
+    if ended.finish_reason == "timeout":
+        raise _expired(ended.receipt, request)
     if ended.finish_reason == "abort":
         raise EngineStopped(ended.message or "the engine gave up this request; send it again")
     if ended.finish_reason == "error":
         raise EngineError(ended.message or "the engine failed on this request")
+
+
+def _expired(receipt: Receipt, request: Request) -> Expired:
+    there_s = receipt.finished_s - receipt.arrival_s
+    # The clock's values are rounded, so that their difference may be a little less.
+    if request.timeout_s is not None and there_s > request.timeout_s - 1e-3:
+        return DeadlineExceeded(
+            f"the request has not ended within its timeout_s of {request.timeout_s:g} s",
+            param="timeout_s",
+        )
+    return QueueTimeout(
+        f"the request has waited {there_s:.1f} s to be started, as long as any may here; try later"
+    )

@@ -248,6 +248,14 @@ def test_clients_cannot_make_more_and_more_series() -> None:
     assert found["other"] == 2 * MOST_TENANTS + 2
 
 
+def test_a_name_that_is_no_text_spoils_no_scrape() -> None:
+    metrics = Metrics(Facts(model_name="m\udc80"))
+    finish(metrics, tenant='"a\n\\\udc80')
+    samples = seen(metrics)
+    assert value(samples, "octavo_info", {"version": "", "model_name": "m?"}) == 1
+    assert value(samples, "octavo_tenant_prompt_tokens_total", {"tenant": '"a\n\\?'}) == 10
+
+
 # --- vLLM's names, with the types and bounds of its release 0.32
 
 REQUEST_LATENCY = (

@@ -187,6 +187,12 @@ def test_what_is_no_address_is_refused(endpoint: str) -> None:
         tracing_to(endpoint, "demo", "1")
 
 
+def test_a_password_has_no_place_in_a_setting_that_is_logged() -> None:
+    with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP_HEADERS") as refused:
+        traces_address("https://user:4711@collector")
+    assert "4711" not in str(refused.value)
+
+
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(ConfigError, match=r"pip install 'octavo\[otel\]'"):

@@ -33,7 +33,7 @@ from octavo.observe.answers import Answers, distributions
 from octavo.observe.histogram import Counted, cumulative
 from octavo.observe.slo import VERDICTS
 from octavo.observe.status import BLOCKS, DISTRIBUTIONS, GAUGES, TOTALS, Kept, Status, ratio
-from octavo.observe.tenants import Spans
+from octavo.observe.tenants import Spans, label_of
 
 logger = logging.getLogger(__name__)
 
@@ -122,12 +122,12 @@ class _Families(Collector):
             kept,
             answers,
             self._distributions,
-            model_name=self._facts.model_name,
+            model_name=label_of(self._facts.model_name),
             cache=self._facts.cache,
         )
 
     def _identity(self) -> Mapping[str, str]:
-        return {"version": self._facts.version, "model_name": self._facts.model_name}
+        return {"version": self._facts.version, "model_name": label_of(self._facts.model_name)}
 
     def _engine(self, kept: Kept) -> Iterator[Metric]:
         for one in GAUGES:

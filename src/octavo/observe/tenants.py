@@ -8,6 +8,15 @@ LONGEST_NAME = 64
 UNNAMED, OTHERS = "default", "other"
 
 
+def label_of(text: str) -> str:
+    """The text as a label may be: what is no text in UTF-8 would spoil a whole scrape.
+
+    >>> label_of("a\\udc80")
+    'a?'
+    """
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 @dataclass(slots=True)
 class Spans:
     """How many there were, and how long they took together."""
@@ -44,7 +53,7 @@ class Tenants:
         self.served: dict[str, Served] = {}
 
     def of(self, tenant: str) -> Served:
-        return self.served.setdefault(self._label(tenant or UNNAMED), Served())
+        return self.served.setdefault(self._label(label_of(tenant or UNNAMED)), Served())
 
     def _label(self, name: str) -> str:
         named = len(self.served) - (OTHERS in self.served)

@@ -243,6 +243,10 @@ def traces_address(endpoint: str) -> str:
     'http://127.0.0.1:4318/v1/traces'
     """
     parts = urlsplit(endpoint)
+    if "@" in parts.netloc:  # settings are logged, so it is not repeated here either
+        raise ConfigError(
+            "otlp_endpoint holds a user or a password; OTEL_EXPORTER_OTLP_HEADERS is for those"
+        )
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise ConfigError(
             f"otlp_endpoint is {endpoint!r}: it must be an address such as http://127.0.0.1:4318"

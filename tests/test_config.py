@@ -55,6 +55,8 @@ def test_every_setting_is_read_from_every_source(
     rule = RULES[name]
     if rule.choices:
         value: object = next(c for c in reversed(rule.choices) if c != DEFAULTS[name])
+    elif rule.kind == "list":
+        value = tuple(f"v{rng.integers(10**6)}" for _ in range(2))
     elif rule.kind == "text":
         value = f"v{rng.integers(10**6)}"
     elif rule.kind == "switch":
@@ -64,11 +66,12 @@ def test_every_setting_is_read_from_every_source(
     else:
         value = int(rng.integers(int(rule.low or 0) + 1, 1000))
     assert value != DEFAULTS[name]
-    toml = f"'{value}'" if isinstance(value, str) else str(value).lower()
+    text = ",".join(value) if isinstance(value, tuple) else str(value)
+    toml = f"'{text}'" if isinstance(value, str | tuple) else text.lower()
     for config, sources in (
-        load_config({name: str(value)}),
+        load_config({name: text}),
         load_config({name: value}),
-        load_config({}, {f"OCTAVO_{name.upper()}": str(value)}),
+        load_config({}, {f"OCTAVO_{name.upper()}": text}),
         load_config({}, None, write(tmp_path, f"{name} = {toml}\n")),
     ):
         assert getattr(config, name) == value
@@ -139,6 +142,34 @@ def test_what_is_refused(name: str, value: object, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config({name: value})
     assert says in str(caught.value)
+
+
+def test_lists() -> None:
+    for given in ("a, b,c", ["a", "b,c"], ["a,b", "c"]):
+        assert load_config({"api_key": given})[0].api_key == ("a", "b", "c")
+    for given in ("", ",", "a,,b", ["a", ""], [" "]):
+        with pytest.raises(ConfigError, match="api_key: expected texts with commas .*empty one"):
+            load_config({"api_key": given})
+
+
+def test_a_list_in_the_file_is_one_of_toml(tmp_path: Path) -> None:
+    config, _ = load_config({}, None, write(tmp_path, "api_key = ['a', 'b']\n"))
+    assert config.api_key == ("a", "b")
+
+
+def test_secrets_are_shown_nowhere(tmp_path: Path) -> None:
+    config, _ = load_config({"api_key": "sk-secret", "admin_api_key": ["sk-secret"]})
+    assert "sk-secret" not in repr(config)
+    for name, rule in RULES.items():
+        assert rule.secret == name.endswith("api_key"), name
+    for file in (
+        "api_key = {a = 'sk-secret'}",
+        "api_key = ['sk-secret', 5]",
+        "api_key = 'sk-secret,'",
+    ):
+        with pytest.raises(ConfigError) as caught:
+            load_config({}, None, write(tmp_path, file + "\n"))
+        assert "sk-secret" not in str(caught.value)
 
 
 def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

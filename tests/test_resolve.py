@@ -242,7 +242,8 @@ def test_the_boot_log_names_unusual_forms(asked: dict[str, Any], told: str) -> N
 
 def test_the_printed_settings_say_where_values_came_from() -> None:
     config, sources = load_config(
-        {"max_num_seqs": "1000", "kv_cache_memory": str(10 * 16 * 23_040)}, {"OCTAVO_SEED": "9"}
+        {"max_num_seqs": "1000", "kv_cache_memory": str(10 * 16 * 23_040)},
+        {"OCTAVO_SEED": "9", "OCTAVO_API_KEY": "sk-secret,sk-secret2"},
     )
     line = settings_line(config, sources, resolve(config, MODEL, MACHINE))
     assert "\n" not in line
@@ -253,6 +254,9 @@ def test_the_printed_settings_say_where_values_came_from() -> None:
     assert "max_num_seqs=10 (flag --max-num-seqs, asked 1000)" in line
     assert "max_queued_requests=unset (default)" in line
     assert "kv_cache_memory=3.5 MiB (flag --kv-cache-memory)" in line
+    assert "api_key=*** (environment OCTAVO_API_KEY)" in line
+    assert "admin_api_key=unset (default)" in line
+    assert "secret" not in line
 
 
 # --- machines ------------------------------------------------------------------------------------

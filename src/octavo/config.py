@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 from octavo.errors import ConfigError
 from octavo.units import GIB, KIB, MIB
 
-Kind = Literal["text", "whole", "share", "size", "duration", "switch"]
+Kind = Literal["text", "list", "whole", "share", "size", "duration", "switch"]
 Sources = Mapping[str, str]
 """For each setting where its value came from: `flag --port`, `default`, …"""
 
@@ -35,13 +35,15 @@ _OTHER_VARIABLES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """How one setting is read and what it may be. Bounds are inclusive."""
+    """How one setting is read and what it may be. Bounds are inclusive. What is `secret` is shown
+    nowhere."""
 
     kind: Kind
     help: str
     low: float | None = None
     high: float | None = None
     choices: tuple[object, ...] = ()
+    secret: bool = False
 
 
 def _setting(
@@ -52,9 +54,10 @@ def _setting(
     low: float | None = None,
     high: float | None = None,
     choices: tuple[object, ...] = (),
+    secret: bool = False,
 ) -> Any:
-    rule = Rule(kind=kind, help=help, low=low, high=high, choices=choices)
-    return field(default=default, metadata={"rule": rule, "help": help})
+    rule = Rule(kind=kind, help=help, low=low, high=high, choices=choices, secret=secret)
+    return field(default=default, repr=not secret, metadata={"rule": rule, "help": help})
 
 
 AdmissionRule = Literal["full", "chunked", "predicted"]
@@ -84,6 +87,22 @@ class EngineConfig:
     )
     host: str = _setting("127.0.0.1", "text", "address to listen on")
     port: int = _setting(8000, "whole", "port to listen on; 0 takes a free one", low=0, high=65535)
+    api_key: tuple[str, ...] = _setting(
+        (),
+        "list",
+        "API keys, one of which requests must have; others on this machine can read a flag, so"
+        " better in the environment or a file (default: none is needed)",
+        secret=True,
+    )
+    admin_api_key: tuple[str, ...] = _setting(
+        (),
+        "list",
+        "API keys that open /admin, /debug and /metrics as well (default: none)",
+        secret=True,
+    )
+    api_key_file: str | None = _setting(
+        None, "text", "TOML file of API keys with tenants and quotas: docs/security.md"
+    )
     max_model_len: int | None = _setting(
         None,
         "whole",
@@ -389,6 +408,8 @@ def _unknown(name: str, known: Mapping[str, object], what: str) -> str:
 def _read(name: str, value: object, source: str) -> object:
     """The value that a text stands for; anything but text is left to the check."""
     rule = RULES[name]
+    if rule.kind == "list":
+        return _read_list(name, value, source)
     if not isinstance(value, str) or rule.kind == "text":
         return value
     try:
@@ -407,12 +428,26 @@ def _read(name: str, value: object, source: str) -> object:
         ) from error
 
 
+def _read_list(name: str, value: object, source: str) -> object:
+    """The texts between commas, of one text or of several. One that holds none is a slip: a
+    variable, say, that was to be filled in."""
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
+        return value
+    parts = [part.strip() for text in value for part in text.split(",")]
+    if not all(parts):
+        raise ConfigError(f"{name}: expected {_EXPECTED['list']}, got an empty one ({source})")
+    return tuple(parts)
+
+
 _SWITCH = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
     **dict.fromkeys(("0", "false", "no", "off"), False),
 }
 _EXPECTED: Mapping[Kind, str] = {
     "text": "a text",
+    "list": "texts with commas between them",
     "whole": "a whole number",
     "share": "a number",
     "size": "a size such as 2GiB",
@@ -421,6 +456,7 @@ _EXPECTED: Mapping[Kind, str] = {
 }
 _TYPES: Mapping[Kind, tuple[type, ...]] = {
     "text": (str,),
+    "list": (tuple,),
     "whole": (int,),
     "share": (int, float),
     "size": (int,),
@@ -433,8 +469,11 @@ def _check(name: str, value: Any, rule: Rule, *, optional: bool) -> None:
     if value is None and optional:
         return
     is_typed = isinstance(value, _TYPES[rule.kind])
+    if rule.kind == "list":
+        is_typed = is_typed and all(isinstance(each, str) and each for each in value)
     if not is_typed or (isinstance(value, bool) and rule.kind != "switch") or value == "":
-        raise ConfigError(f"{name}: expected {_EXPECTED[rule.kind]}, got {value!r}")
+        got = "something else" if rule.secret else repr(value)
+        raise ConfigError(f"{name}: expected {_EXPECTED[rule.kind]}, got {got}")
     if rule.choices and value not in rule.choices:
         raise ConfigError(
             f"{name}: expected one of {', '.join(map(str, rule.choices))}, got {value!r}"

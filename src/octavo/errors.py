@@ -4,11 +4,14 @@ OctavoError
 ├── RequestError                 the caller's request cannot be honoured (HTTP 4xx)
 │   ├── InvalidRequest           400  a field is missing, unknown, of the wrong type or out of range
 │   ├── ContextLengthExceeded    400  prompt and answer do not fit into the model's context
+│   ├── Unauthorized             401  no API key, or none that is known here
+│   ├── Forbidden                403  the API key has not the right to this
 │   ├── UnknownModel             404  the model named is not the one served here
 │   ├── UnknownRoute             404  no such path
 │   ├── MethodNotAllowed         405  the path is there, but not with this method
 │   ├── UnknownRequest           404  no request of this id is known any more
 │   ├── PayloadTooLarge          413  the body is larger than the server reads
+│   ├── RateLimited              429  the API key's quota is used up; try later
 │   └── Overloaded               429  a queue limit is reached; try later
 ├── SetupError                   the server cannot be set up as asked (CLI exit code 2)
 │   ├── ConfigError              a setting is out of range, or settings contradict each other
@@ -52,6 +55,17 @@ class ContextLengthExceeded(RequestError):
     code = "context_length_exceeded"
 
 
+class Unauthorized(RequestError):
+    status = 401
+    code = "invalid_api_key"
+
+
+class Forbidden(RequestError):
+    status = 403
+    kind = "permission_error"
+    code = "permission_denied"
+
+
 class UnknownModel(RequestError):
     status = 404
     code = "model_not_found"
@@ -75,6 +89,13 @@ class UnknownRequest(RequestError):
 class PayloadTooLarge(RequestError):
     status = 413
     code = "payload_too_large"
+
+
+class RateLimited(RequestError):
+    status = 429
+    kind = "rate_limit_error"
+    code = "rate_limit_exceeded"
+    retry_after_s = 1.0
 
 
 class Overloaded(RequestError):

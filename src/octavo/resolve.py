@@ -241,8 +241,12 @@ def settings_line(config: EngineConfig, sources: Sources, resolved: Resolved) ->
 
 
 def _shown(name: str, value: object) -> str:
-    if value is None:
+    if value is None or value == ():
         return "unset"
+    if RULES[name].secret:
+        return "***"
+    if isinstance(value, tuple):
+        return ",".join(value)
     is_size = RULES[name].kind == "size"
     return human_bytes(value) if is_size and isinstance(value, int) else str(value)
 

@@ -9,6 +9,8 @@ import pytest
 from tests.serve.scripted import IDLE, Served, scripted_server
 
 from octavo.cli.main import main
+from octavo.serve.keyfile import keys_of
+from octavo.serve.keys import Keyring
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +42,21 @@ def test_limits_are_changed(server: Served, capsys: pytest.CaptureFixture[str]) 
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["max_num_seqs", "3", "at", "most", "16"] in lines
     assert ["admission", "chunked"] in lines
+
+
+def test_a_key_is_sent_from_the_flag_or_the_environment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with scripted_server(keyring=Keyring(keys_of(["sk-a"], ["sk-b"], None))) as served:
+        asked = ["limits", "--url", served.url]
+        assert main(asked) == 2
+        assert "an API key is needed" in capsys.readouterr().err
+        assert main([*asked, "--api-key", "sk-b"]) == 0
+        monkeypatch.setenv("OCTAVO_API_KEY", "sk-a,sk-c")
+        assert main(asked) == 2
+        assert "admin" in capsys.readouterr().err
+        monkeypatch.setenv("OCTAVO_ADMIN_API_KEY", "sk-b, sk-c")
+        assert main(asked) == 0
 
 
 @pytest.mark.parametrize(

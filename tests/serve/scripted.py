@@ -234,7 +234,15 @@ class _Server(uvicorn.Server):
 def serving(app: object) -> Iterator[str]:
     """`app` on a free port, in a thread of its own; gives its address."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = _Server(uvicorn.Config(app, http=BoundedProtocol, log_config=None, lifespan="on"))  # type: ignore[arg-type]
+    server = _Server(
+        uvicorn.Config(
+            app,  # type: ignore[arg-type]
+            http=BoundedProtocol,
+            log_config=None,
+            lifespan="on",
+            timeout_keep_alive=600,  # a slow machine is no reason to hang up on a test
+        )
+    )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     assert server.listening.wait(60)

@@ -1,53 +1,19 @@
 """POST /debug/cache takes the bodies of both endpoints, and says what a real engine has cached."""
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from starlette.applications import Starlette
-from tests.serve.scripted import byte_tokenizer, serving
+from tests.serve.oracle import SIZE, oracle_server
 
-from octavo.core.budget import Limits
-from octavo.core.calls import CoreSetup
-from octavo.core.setup import scheduler_of
-from octavo.engine.client import AsyncClient
-from octavo.engine.door import Door
-from octavo.engine.engine import Engine
-from octavo.engine.thread import EngineThread
-from octavo.observe.lives import Lives
-from octavo.serve.app import create_app
-from octavo.serve.service import ServeSettings
-from octavo.simulate.oracle import OracleRunner
-
-SIZE, BLOCKS = 16, 64
 HELLO = "Hello, how do you do on this fine day?"
 
 
 @pytest.fixture
 def http() -> Iterator[httpx.Client]:
-    """An engine with the oracle as its model; each byte is a token."""
-    tokenizer, lives = byte_tokenizer(), Lives()
-    setup = CoreSetup(
-        blocks=BLOCKS, block_size=SIZE, limits=Limits(sequences=4, tokens=64, pinned_blocks=8)
-    )
-    oracle = OracleRunner(blocks=BLOCKS, block_size=SIZE, vocabulary=60)
-    client = AsyncClient(
-        EngineThread(Engine(scheduler_of(setup), oracle, observers=[lives]), lives)
-    )
-    door = Door(tokenizer, max_model_len=256, vocab_size=tokenizer.vocab_size)
-    app = create_app(client, door, ServeSettings(model_names=("o",), version="0"))
-
-    @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        await client.start()
-        yield
-        await client.close()
-
-    app.router.lifespan_context = lifespan
-    with serving(app) as url, httpx.Client(base_url=url, timeout=60) as http:
+    with oracle_server() as served, httpx.Client(base_url=served.url, timeout=60) as http:
         yield http
 
 

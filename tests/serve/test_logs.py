@@ -1,6 +1,7 @@
 """What a server writes to its log: never a prompt, an answer or a key, at any level."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -14,6 +15,8 @@ import pytest
 
 MARK = "Wolpertinger"
 KEY = "sk-octavo-secret-4711"
+OTHER_KEY = "sk-octavo-plain-4711"
+WRONG_KEY = "sk-octavo-wrong-4711"
 HEADERS = {"authorization": f"Bearer {KEY}", "x-api-key": KEY, "traceparent": "00-zz-zz-00"}
 
 
@@ -23,7 +26,12 @@ def logged(model: Path, *flags: str) -> Iterator[tuple[str, list[str]]]:
     command = [sys.executable, "-m", "octavo.cli.main", "serve", str(model), "--port", "0"]
     command += ["--kv-cache-memory", "32MiB", "--max-model-len", "256", *flags]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8"
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+        env={**os.environ, "OCTAVO_API_KEY": OTHER_KEY, "OCTAVO_ADMIN_API_KEY": KEY},
     )
     written: list[str] = []
     assert process.stdout is not None
@@ -61,6 +69,8 @@ def bother(url: str) -> str:
         with http.stream("POST", "/v1/chat/completions", json=whole | {"stream": True}) as stream:
             next(stream.iter_lines())  # and goes
         http.get("/debug/requests", params={"api_key": KEY, "q": MARK})
+        for key in (OTHER_KEY, WRONG_KEY):
+            http.get("/debug/requests", headers={"authorization": f"Bearer {key}", "x-api-key": ""})
         return str(answer["choices"][0]["message"]["content"])
 
 
@@ -85,7 +95,8 @@ def test_no_prompt_no_answer_and_no_key(form: str, demo_model_path: Path) -> Non
     ):
         assert re.search(rf"start-up: {phase}, \d+\.\d\d s", log), phase
     assert len(answer) > 20
-    for secret in (MARK, KEY, answer, answer[:20]):
+    assert "admin_api_key=***" in log, "that there is one may be known"
+    for secret in (MARK, KEY, OTHER_KEY, WRONG_KEY, answer, answer[:20]):
         assert secret not in log, [line for line in written if secret in line]
     assert not re.search(r"\[\d+, \d+, \d+|\(\d+, \d+, \d+, \d+", log), "token ids, it seems"
     if form == "json":

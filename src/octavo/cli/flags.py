@@ -14,6 +14,9 @@ SERVER_ONLY = frozenset(
         "host",
         "port",
         "served_model_name",
+        "api_key",
+        "admin_api_key",
+        "api_key_file",
         "max_queued_requests",
         "max_queued_tokens",
         "max_queue_time",
@@ -44,8 +47,9 @@ def add_engine_flags(parser: argparse.ArgumentParser, *, without: Collection[str
         else:
             group.add_argument(
                 flag_of(name),
+                action="append" if rule.kind == "list" else "store",
                 default=argparse.SUPPRESS,
-                metavar=rule.kind.upper(),
+                metavar="TEXT,…" if rule.kind == "list" else rule.kind.upper(),
                 help=_help(name),
             )
 
@@ -61,7 +65,7 @@ def engine_config(arguments: argparse.Namespace) -> tuple[EngineConfig, Sources]
 
 
 def given_flags(arguments: argparse.Namespace) -> list[str]:
-    """The engine flags of a command as another may be given them."""
+    """The engine flags of a command as another may be given them; no list is among them."""
     given = {name: value for name, value in vars(arguments).items() if name in RULES}
     file = [] if arguments.config_file is None else [f"--config={arguments.config_file}"]
     return file + [
@@ -137,7 +141,7 @@ def sampling_settings(arguments: argparse.Namespace) -> dict[str, Any]:
 def _help(name: str) -> str:
     rule, default = RULES[name], DEFAULTS[name]
     notes = [f"one of {', '.join(map(str, rule.choices))}"] if rule.choices else []
-    if default is not None:
+    if default not in (None, ()):
         shown = f"{default:g}s" if rule.kind == "duration" else default
         notes.append(f"default: {shown}")
     text = rule.help + (f" ({'; '.join(notes)})" if notes else "")

@@ -175,6 +175,12 @@ def build_parser() -> argparse.ArgumentParser:
         remote.add_argument(
             "--url", default=DEFAULT_URL, help=f"the server (default: {DEFAULT_URL})"
         )
+        remote.add_argument(
+            "--api-key",
+            metavar="TEXT",
+            help="a key with the admin right, where the server asks for one (default: the first of"
+            " OCTAVO_ADMIN_API_KEY, else of OCTAVO_API_KEY)",
+        )
     return parser
 
 

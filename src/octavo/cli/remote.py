@@ -1,6 +1,7 @@
 """octavo limits and octavo cache: what is asked of a running server, over HTTP."""
 
 import json
+import os
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ def limits(arguments: Namespace) -> int:
     """
     changes = dict(map(_change, arguments.changes))
     method = "PATCH" if changes else "GET"
-    answer = ask(arguments.url, "/admin/limits", method, changes or None)
+    answer = ask(arguments, "/admin/limits", method, changes or None)
     sys.stdout.write(_table(answer["limits"], answer["ceilings"]))
     return 0
 
@@ -31,7 +32,7 @@ def explain_cache(arguments: Namespace) -> int:
 
     Raises   RequestError: the server refuses; there is none at the address.
     """
-    answer = ask(arguments.url, "/debug/cache", "POST", _body(arguments))
+    answer = ask(arguments, "/debug/cache", "POST", _body(arguments))
     for prompt in answer["prompts"]:
         lines = [prompt["summary"], *(f"  {blocks['text']}" for blocks in prompt["blocks"])]
         sys.stdout.write("\n".join(lines) + "\n")
@@ -43,7 +44,7 @@ def flush_cache(arguments: Namespace) -> int:
 
     Raises   RequestError: there is none at the address.
     """
-    answer = ask(arguments.url, "/admin/cache/flush", "POST", {})
+    answer = ask(arguments, "/admin/cache/flush", "POST", {})
     sys.stdout.write(f"{answer['blocks_flushed']:,} blocks flushed\n")
     return 0
 
@@ -68,14 +69,17 @@ def _body(arguments: Namespace) -> dict[str, Any]:
 
 
 def ask(
-    url: str, path: str, method: str = "GET", body: Mapping[str, Any] | None = None
+    server: Namespace, path: str, method: str = "GET", body: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """What the server at `url` answers, as JSON.
+    """What the server at `server.url` answers, as JSON, to who has the key `server.api_key`.
 
     Raises   RequestError: it refuses, or there is no such server; EngineError: it fails.
     """
     content = None if body is None else json.dumps(body).encode()
+    url, key = server.url, server.api_key or _known_key()
     headers = {"Content-Type": "application/json"}
+    if key:
+        headers["Authorization"] = f"Bearer {key}"
     try:
         request = Request(url.rstrip("/") + path, content, headers, method=method)
         if request.type not in ("http", "https"):
@@ -87,6 +91,12 @@ def ask(
     except (OSError, HTTPException, ValueError) as error:
         reason = getattr(error, "reason", error)
         raise RequestError(f"no answer from {url}: {reason}; is a server there?") from error
+
+
+def _known_key() -> str:
+    """The first key that a server would be given in this environment."""
+    known = [os.environ.get(f"OCTAVO_{name}", "") for name in ("ADMIN_API_KEY", "API_KEY")]
+    return next(filter(None, known), "").partition(",")[0].strip()
 
 
 def _object(content: bytes, url: str) -> dict[str, Any]:

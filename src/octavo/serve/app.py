@@ -1,8 +1,10 @@
 """The HTTP application: which path leads where."""
 
-from functools import partial
+from collections.abc import Awaitable, Callable
 
 from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 
 from octavo.engine.door import Door
@@ -15,6 +17,7 @@ from octavo.serve.chat import create_chat_completion
 from octavo.serve.completions import create_completion
 from octavo.serve.debug import list_requests, show_request
 from octavo.serve.errors import HANDLERS
+from octavo.serve.guard import Guard, visit_of
 from octavo.serve.health import show_health, show_metrics, show_version
 from octavo.serve.messages import count_tokens, create_message
 from octavo.serve.models import list_models, show_model
@@ -22,6 +25,8 @@ from octavo.serve.responses import create_response
 from octavo.serve.service import Client, ServeSettings, Service
 from octavo.serve.tokenize import detokenize, tokenize
 from octavo.serve.tracing import CallerKept
+
+Handler = Callable[[Service, Request], Awaitable[Response]]
 
 
 def create_app(
@@ -67,7 +72,7 @@ def create_app(
         ("/debug/requests/{id}", "GET", show_request),
     )
     routes = [
-        Route(place, partial(handler, service), methods=[method])
+        Route(place, _endpoint(service, handler), methods=[method])
         for path, method, handler in endpoints
         for place in _places(path)
     ]
@@ -75,7 +80,16 @@ def create_app(
     app.state.metrics = metrics
     if tracing is not None:
         app.add_middleware(CallerKept)
+    if settings.keyring is not None:
+        app.add_middleware(Guard, keyring=settings.keyring, routes=routes)
     return app
+
+
+def _endpoint(service: Service, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        return await handler(service.for_visit(visit_of(request.scope)), request)
+
+    return endpoint
 
 
 def _places(path: str) -> tuple[str, ...]:

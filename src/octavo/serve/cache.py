@@ -52,7 +52,7 @@ async def explain_cache(service: Service, request: Request) -> Response:
     """The endpoint."""
     body = await read_body(request, service.settings.max_body_bytes)
     tickets = await service.at_door(len(body), lambda: _tickets(service, body))
-    told = [await service.client.explain(ticket.request) for ticket in tickets]
+    told = [await service.explain(ticket) for ticket in tickets]
     return json_response(Explained(prompts=tuple(map(_prompt, told))))
 
 

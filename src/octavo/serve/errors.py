@@ -12,6 +12,7 @@ from octavo.errors import (
     MethodNotAllowed,
     OctavoError,
     RequestError,
+    Unauthorized,
     UnknownRoute,
 )
 from octavo.serve.dialect import dialect_of
@@ -31,6 +32,8 @@ async def on_octavo_error(request: Request, error: Exception) -> Response:
     response = json_response(dialect_of(request.url.path).error(error), error.status)
     if error.retry_after_s is not None:
         response.headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    if isinstance(error, Unauthorized):
+        response.headers["www-authenticate"] = "Bearer"
     return response
 
 

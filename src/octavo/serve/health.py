@@ -1,6 +1,7 @@
 """GET /health, /metrics and /version: for operators and their machines."""
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -11,15 +12,16 @@ from octavo.serve.service import Service
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
     """`status` is ok, draining, stalled (work, but no steps), restarting (the engine has died, and
-    another is on its way; what it had to do goes on there) or dead (it will not come again)."""
+    another is on its way; what it had to do goes on there) or dead (it will not come again). The
+    numbers are for those who may read the metrics."""
 
     status: str
-    running: int
-    waiting: int
-    blocks_free: int
-    blocks_cached: int
+    running: int | UnsetType = UNSET
+    waiting: int | UnsetType = UNSET
+    blocks_free: int | UnsetType = UNSET
+    blocks_cached: int | UnsetType = UNSET
     """Blocks of the prefix cache that no request holds: as good as free when blocks run out."""
-    blocks_total: int
+    blocks_total: int | UnsetType = UNSET
 
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +32,9 @@ async def show_health(service: Service, request: Request) -> Response:
     """200 while new requests are taken and the engine makes progress, else 503."""
     state = service.client.status()
     status = _status(service)
+    code = 200 if status == "ok" else 503
+    if "metrics" not in service.visit.permit.rights:
+        return json_response(Health(status=status), code)
     health = Health(
         status=status,
         running=state.running,
@@ -38,7 +43,7 @@ async def show_health(service: Service, request: Request) -> Response:
         blocks_cached=state.blocks_cached,
         blocks_total=state.blocks_total,
     )
-    return json_response(health, 200 if status == "ok" else 503)
+    return json_response(health, code)
 
 
 def _status(service: Service) -> str:

@@ -7,6 +7,8 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
 
 import uvicorn
 
@@ -24,6 +26,8 @@ from octavo.observe.tracing import Tracing, tracing_to
 from octavo.observe.vllm import cache_facts
 from octavo.resolve import Resolved, settings_line
 from octavo.serve.app import create_app
+from octavo.serve.keyfile import keys_of
+from octavo.serve.keys import Keyring
 from octavo.serve.protocol import BoundedProtocol
 from octavo.serve.reporting import report
 from octavo.serve.service import AboutModel, ServeSettings
@@ -50,11 +54,11 @@ def run_server(config: EngineConfig, sources: Sources) -> int:
     """
     listener = _bind(config.host, config.port)
     with listener:
-        tracing = _tracing(config)
+        keyring, tracing = _keyring(config), _tracing(config)
         prepared = prepare(config)
         logger.info("%s", settings_line(config, sources, prepared.resolved))
         try:
-            return asyncio.run(_serve(config, prepared, listener, tracing))
+            return asyncio.run(_serve(config, prepared, listener, keyring, tracing))
         finally:
             if tracing is not None:
                 tracing.close()
@@ -64,6 +68,13 @@ def _tracing(config: EngineConfig) -> Tracing | None:
     if config.otlp_endpoint is None:
         return None
     return tracing_to(config.otlp_endpoint, config.served_model_name or config.model, __version__)
+
+
+def _keyring(config: EngineConfig) -> Keyring | None:
+    """The API keys, None where there are none. Raises  ConfigError."""
+    file = None if config.api_key_file is None else Path(config.api_key_file)
+    keys = keys_of(config.api_key, config.admin_api_key, file)
+    return Keyring(keys) if keys else None
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -102,12 +113,17 @@ def _no_address(host: str, port: int, error: Exception) -> ConfigError:
 
 
 async def _serve(
-    config: EngineConfig, prepared: Prepared, listener: socket.socket, tracing: Tracing | None
+    config: EngineConfig,
+    prepared: Prepared,
+    listener: socket.socket,
+    keyring: Keyring | None,
+    tracing: Tracing | None,
 ) -> int:
     """The exit code: 1 when the engine has ended, and will not come again."""
     phases = Phases()
     resolved = prepared.resolved
-    setup = Setup(config=config, resolved=resolved, path=str(prepared.path))
+    known = replace(config, api_key=(), admin_api_key=())  # what an engine needs of it
+    setup = Setup(config=known, resolved=resolved, path=str(prepared.path))
     link = EngineProcess(setup, stall_s=resolved.stall_s)
     client = AsyncClient(link)
     await link.launch()  # it loads the weights while the tokenizer is built here
@@ -120,6 +136,7 @@ async def _serve(
             about=about(prepared.opened.spec, resolved),
             cache_facts=cache_facts(config, resolved),
             stall_s=resolved.stall_s / 2 or UNSUPERVISED_STALL_S,
+            keyring=keyring,
         )
         app = create_app(client, door, settings, tracing=tracing)
         client.on_death = app.state.metrics.take

@@ -5,7 +5,8 @@ import math
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Protocol, TypeVar
 
@@ -30,6 +31,7 @@ from octavo.observe.explain import Account
 from octavo.observe.metrics import Metrics
 from octavo.observe.tracing import Outcome, Tracing
 from octavo.serve.departures import Departures
+from octavo.serve.keys import Keyring, Visit
 from octavo.serve.tracing import caller
 from octavo.text.assembler import Delta, Ended
 from octavo.units import KIB, MIB
@@ -97,10 +99,37 @@ class ServeSettings:
     stall_s: float = 60.0
     cache_facts: Mapping[str, str] = field(default_factory=dict)
     """What the metrics tell of the pool."""
+    keyring: Keyring | None = None
+    """The API keys, one of which every request must have. None: there are none."""
+
+
+class Progress:
+    """How many answers are open, and since when there are any."""
+
+    def __init__(self) -> None:
+        self._open = 0
+        self._busy_since_s = 0.0
+
+    def enter(self, now: float) -> bool:
+        """One more is open; whether it is the only one."""
+        self._open += 1
+        if self._open == 1:
+            self._busy_since_s = now
+        return self._open == 1
+
+    def leave(self) -> None:
+        self._open -= 1
+
+    def lacking_s(self, stepped_at_s: float, now: float) -> float | None:
+        """How long nothing came, if the last step was then; None if nothing is to come."""
+        return now - max(self._busy_since_s, stepped_at_s) if self._open else None
 
 
 class Service:
-    """Follows answers from the engine, and keeps the books about them."""
+    """Follows answers from the engine, and keeps the books about them.
+
+    `visit` is the request on whose behalf it does; `for_visit` gives the same service for another.
+    """
 
     def __init__(
         self,
@@ -118,10 +147,18 @@ class Service:
         self.metrics = metrics
         self._tracing = tracing
         self.started_at = int(time.time())
+        self.visit = Visit()
         self._clock = clock
-        self._open = 0
-        self._busy_since_s = 0.0
+        self._progress = Progress()
         self._departures = Departures()
+
+    def for_visit(self, visit: Visit) -> "Service":
+        view = copy(self)
+        view.visit = visit
+        view.settings = replace(
+            self.settings, defaults=visit.permit.defaults(self.settings.defaults)
+        )
+        return view
 
     def model_named(self, name: str | None) -> str:
         """The name to answer with; a request without one means the only model there is.
@@ -149,8 +186,10 @@ class Service:
         Raises  RequestError when the engine refuses, Expired when the time of the request is over,
                 EngineError when it fails.
         """
+        request = self.visit.permit.stamped(ticket.request)
+        ticket = replace(ticket, request=request)
+        self.visit.spend(len(request.prompt))
         self._enter()
-        request = ticket.request
         began_s, ends, failure = self._clock(), list[Ended](), ""
         outcome = "abort"
         try:
@@ -164,6 +203,8 @@ class Service:
                         self.metrics.finished(outcome, request, item.receipt, limits)
                         ends.append(item)
                         outcome = "abort" if len(ends) < request.branches else ""
+                    else:
+                        self.visit.spend(len(item.token_ids))
                     yield item
         except Expired as error:  # counted as what it is
             failure = error.code or error.kind
@@ -177,18 +218,23 @@ class Service:
             outcome, failure = "error", error.code or error.kind
             raise
         finally:
-            self._open -= 1
+            self._progress.leave()
             if outcome:
                 left = request.branches - len(ends)
                 self.metrics.lost(outcome, request, left, self.client.status().limits)
             if self._tracing is not None:
                 self._tracing.ended(caller(), request, _outcome(began_s, ends, failure or outcome))
 
+    async def explain(self, ticket: Ticket) -> Explanation:
+        """What the prefix cache has of the prompt of a request like this."""
+        return await self.client.explain(self.visit.permit.stamped(ticket.request))
+
     @property
     def stalled(self) -> bool:
         """There are open requests, and the engine has made no step for too long."""
-        progress_s = max(self._busy_since_s, self.client.status().stepped_at_s)
-        return self._open > 0 and self._clock() - progress_s > self.settings.stall_s
+        stepped_at_s = self.client.status().stepped_at_s
+        lacking_s = self._progress.lacking_s(stepped_at_s, self._clock())
+        return lacking_s is not None and lacking_s > self.settings.stall_s
 
     def _placed(self, error: Overloaded) -> Overloaded:
         """The error with the place in the queue that the request would have had."""
@@ -202,10 +248,9 @@ class Service:
         return placed
 
     def _enter(self) -> None:
-        if self._open == 0:
-            self._busy_since_s = self._clock()
-            self._departures.busy(self._busy_since_s)
-        self._open += 1
+        now = self._clock()
+        if self._progress.enter(now):
+            self._departures.busy(now)
 
 
 def _outcome(began_s: float, ends: Sequence[Ended], error: str) -> Outcome:

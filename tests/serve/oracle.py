@@ -1,0 +1,54 @@
+"""A server around a real engine whose model is the oracle; each byte is a token."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+
+from starlette.applications import Starlette
+from tests.serve.scripted import byte_tokenizer, serving
+
+from octavo.core.budget import Limits
+from octavo.core.calls import CoreSetup
+from octavo.core.setup import scheduler_of
+from octavo.engine.client import AsyncClient
+from octavo.engine.door import Door
+from octavo.engine.engine import Engine
+from octavo.engine.thread import EngineThread
+from octavo.observe.lives import Lives
+from octavo.serve.app import create_app
+from octavo.serve.service import ServeSettings
+from octavo.simulate.oracle import OracleRunner
+
+SIZE, BLOCKS = 16, 64
+
+
+@dataclass
+class OracleServed:
+    url: str
+    client: AsyncClient
+    engine: Engine
+
+
+@contextmanager
+def oracle_server(
+    *, limits: Limits | None = None, max_model_len: int = 256, **settings: object
+) -> Iterator[OracleServed]:
+    tokenizer, lives = byte_tokenizer(), Lives()
+    limits = limits or Limits(sequences=4, tokens=64, pinned_blocks=8)
+    setup = CoreSetup(blocks=BLOCKS, block_size=SIZE, limits=limits)
+    oracle = OracleRunner(blocks=BLOCKS, block_size=SIZE, vocabulary=60)
+    engine = Engine(scheduler_of(setup), oracle, observers=[lives])
+    client = AsyncClient(EngineThread(engine, lives))
+    door = Door(tokenizer, max_model_len=max_model_len, vocab_size=tokenizer.vocab_size)
+    known = ServeSettings(model_names=("o",), version="0")
+    app = create_app(client, door, replace(known, **settings))  # type: ignore[arg-type]
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        await client.start()
+        yield
+        await client.close()
+
+    app.router.lifespan_context = lifespan
+    with serving(app) as url:
+        yield OracleServed(url, client, engine)

@@ -18,7 +18,7 @@ def _server() -> Iterator[Served]:
 def served(_server: Served) -> Served:
     client = _server.client
     client.script, client.state = Script(), IDLE
-    client.alive, client.draining = True, False
+    client.alive, client.draining, client.restarting = True, False, False
     client.tickets.clear()
     client.cancelled.clear()
     client.was_cancelled.clear()

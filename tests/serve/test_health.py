@@ -44,6 +44,23 @@ def test_draining_and_dead(http: httpx.Client, served: Served) -> None:
     assert http.get("/health").json()["status"] == "draining"
 
 
+def test_live_and_ready_say_what_to_do_with_the_server(http: httpx.Client, served: Served) -> None:
+    """While the engine restarts nobody need start another server, only send requests elsewhere."""
+    client, probes = served.client, ("/health/live", "/health/ready")
+
+    def codes() -> list[int]:
+        return [http.get(probe).status_code for probe in probes]
+
+    assert codes() == [200, 200]
+    client.restarting = True
+    assert codes() == [200, 503]
+    client.restarting, client.draining = False, True
+    assert codes() == [200, 503]
+    client.draining, client.alive = False, False
+    assert codes() == [503, 503]
+    assert http.get("/health/ready").json() == {"status": "dead"}
+
+
 def test_stalled_is_open_requests_without_steps() -> None:
     with scripted_server(stall_s=-1.0) as served, ThreadPoolExecutor(1) as thread:
         served.client.script = Script(gate=(gate := Gate()))

@@ -18,7 +18,7 @@ from octavo.serve.completions import create_completion
 from octavo.serve.debug import list_requests, show_request
 from octavo.serve.errors import HANDLERS
 from octavo.serve.guard import Guard, visit_of
-from octavo.serve.health import show_health, show_metrics, show_version
+from octavo.serve.health import show_health, show_live, show_metrics, show_ready, show_version
 from octavo.serve.messages import count_tokens, create_message
 from octavo.serve.models import list_models, show_model
 from octavo.serve.responses import create_response
@@ -62,6 +62,8 @@ def create_app(
         ("/api/show", "POST", ollama_models.show_model),
         ("/api/version", "GET", ollama_models.show_version),
         ("/health", "GET", show_health),
+        ("/health/live", "GET", show_live),
+        ("/health/ready", "GET", show_ready),
         ("/metrics", "GET", show_metrics),
         ("/version", "GET", show_version),
         ("/admin/limits", "GET", show_limits),

@@ -16,6 +16,8 @@ from octavo.serve.keys import Keyring, Permit, Right, Visit, offered
 
 RIGHTS: Mapping[str, Right] = {
     "/health": "open",
+    "/health/live": "open",
+    "/health/ready": "open",
     "/v1/chat/completions": "use",
     "/v1/completions": "use",
     "/v1/messages": "use",

@@ -1,4 +1,4 @@
-"""GET /health, /metrics and /version: for operators and their machines."""
+"""GET /health with its probes, /metrics and /version: for operators and their machines."""
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -44,6 +44,18 @@ async def show_health(service: Service, request: Request) -> Response:
         blocks_total=state.blocks_total,
     )
     return json_response(health, code)
+
+
+async def show_live(service: Service, request: Request) -> Response:
+    """503 when only another server would help: the engine is stuck, or will not come again."""
+    status = _status(service)
+    return json_response(Health(status=status), 503 if status in ("dead", "stalled") else 200)
+
+
+async def show_ready(service: Service, request: Request) -> Response:
+    """503 when requests should go elsewhere for now."""
+    status = _status(service)
+    return json_response(Health(status=status), 200 if status == "ok" else 503)
 
 
 def _status(service: Service) -> str:

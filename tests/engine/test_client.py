@@ -17,7 +17,7 @@ from octavo.engine.door import Ticket
 from octavo.engine.engine import Engine, EngineStatus
 from octavo.engine.thread import EngineThread
 from octavo.engine.wire import Stop
-from octavo.errors import EngineStopped, InvalidRequest, Overloaded, RequestError
+from octavo.errors import EngineError, EngineStopped, InvalidRequest, Overloaded, RequestError
 from octavo.simulate.oracle import OracleRunner, answer_alone
 from octavo.text.assembler import Assembler, Delta, Ended, StopRules
 
@@ -121,6 +121,31 @@ async def test_branches_come_side_by_side_and_each_ends() -> None:
             assert texts[branch] == whole.partition(stop)[0]
             assert (ends[branch].stop_reason == stop) == (stop in whole)
         assert sum(end.receipt.prompt_tokens for end in ends.values()) == 2
+        await settled(lambda: engine.idle)
+
+
+async def test_B111_an_answer_that_cannot_be_put_into_words_is_the_only_one_to_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tickets = [ticket(f"r{number}", (5, number)) for number in range(4)]
+    take = Assembler.take
+
+    def broken(assembler: Assembler, event: object) -> object:
+        if assembler is tickets[2].assemblers[0] and getattr(event, "number", 0) == 3:
+            raise ZeroDivisionError
+        return take(assembler, event)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Assembler, "take", broken)
+    async with serving() as (client, runner, engine):
+        runner.let_all()
+        results = await asyncio.gather(
+            *[collect(client, one) for one in tickets], return_exceptions=True
+        )
+        assert isinstance(results[2], EngineError)
+        for index in (0, 1, 3):
+            result = results[index]
+            assert not isinstance(result, BaseException)
+            assert result[0] == answer_alone(tickets[index].request, VOCABULARY)
         await settled(lambda: engine.idle)
 
 

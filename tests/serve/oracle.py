@@ -1,6 +1,6 @@
 """A server around a real engine whose model is the oracle; each byte is a token."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 
@@ -9,6 +9,7 @@ from tests.serve.scripted import byte_tokenizer, serving
 
 from octavo.core.budget import Limits
 from octavo.core.calls import CoreSetup
+from octavo.core.plan import Runner
 from octavo.core.setup import scheduler_of
 from octavo.engine.client import AsyncClient
 from octavo.engine.door import Door
@@ -31,13 +32,20 @@ class OracleServed:
 
 @contextmanager
 def oracle_server(
-    *, limits: Limits | None = None, max_model_len: int = 256, **settings: object
+    *,
+    limits: Limits | None = None,
+    max_model_len: int = 256,
+    blocks: int = BLOCKS,
+    wrap: Callable[[Runner], Runner] = lambda oracle: oracle,
+    send_buffer: int = 0,
+    **settings: object,
 ) -> Iterator[OracleServed]:
+    """`wrap` may put something around the oracle."""
     tokenizer, lives = byte_tokenizer(), Lives()
     limits = limits or Limits(sequences=4, tokens=64, pinned_blocks=8)
-    setup = CoreSetup(blocks=BLOCKS, block_size=SIZE, limits=limits)
-    oracle = OracleRunner(blocks=BLOCKS, block_size=SIZE, vocabulary=60)
-    engine = Engine(scheduler_of(setup), oracle, observers=[lives])
+    setup = CoreSetup(blocks=blocks, block_size=SIZE, limits=limits)
+    oracle = OracleRunner(blocks=blocks, block_size=SIZE, vocabulary=60)
+    engine = Engine(scheduler_of(setup), wrap(oracle), observers=[lives])
     client = AsyncClient(EngineThread(engine, lives))
     door = Door(tokenizer, max_model_len=max_model_len, vocab_size=tokenizer.vocab_size)
     known = ServeSettings(model_names=("o",), version="0")
@@ -50,5 +58,5 @@ def oracle_server(
         await client.close()
 
     app.router.lifespan_context = lifespan
-    with serving(app) as url:
+    with serving(app, send_buffer=send_buffer) as url:
         yield OracleServed(url, client, engine)

@@ -231,9 +231,15 @@ class _Server(uvicorn.Server):
 
 
 @contextmanager
-def serving(app: object) -> Iterator[str]:
-    """`app` on a free port, in a thread of its own; gives its address."""
+def serving(app: object, *, send_buffer: int = 0, unread_s: float = 0) -> Iterator[str]:
+    """`app` on a free port, in a thread of its own; gives its address. The machine holds
+    `send_buffer` bytes for a reader, and drops one that takes nothing for `unread_s`."""
     listener = socket.create_server(("127.0.0.1", 0))
+    if send_buffer:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+    if unread_s:
+        unread_ms = int(unread_s * 1000)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unread_ms)
     server = _Server(
         uvicorn.Config(
             app,  # type: ignore[arg-type]
@@ -255,12 +261,18 @@ def serving(app: object) -> Iterator[str]:
 
 
 @contextmanager
-def scripted_server(*, tracing: Tracing | None = None, **settings: object) -> Iterator[Served]:
+def scripted_server(
+    *,
+    tracing: Tracing | None = None,
+    send_buffer: int = 0,
+    unread_s: float = 0,
+    **settings: object,
+) -> Iterator[Served]:
     tokenizer = byte_tokenizer()
     door = Door(tokenizer, max_model_len=CONTEXT, vocab_size=tokenizer.vocab_size + 5)
     client = ScriptedClient(tokenizer)
     known = ServeSettings(model_names=("scripted", "org/alias"), version="1.2.3", about=ABOUT)
     told = replace(known, **settings)  # type: ignore[arg-type]
     app = create_app(client, door, told, tracing=tracing)
-    with serving(app) as url:
+    with serving(app, send_buffer=send_buffer, unread_s=unread_s) as url:
         yield Served(url, client, door)

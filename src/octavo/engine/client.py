@@ -1,6 +1,7 @@
 """The client: answers as async streams, whatever carries the engine and however often it dies."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping
 from typing import Any, Literal, Protocol
@@ -12,6 +13,7 @@ from octavo.engine.door import Ticket
 from octavo.engine.engine import EngineStatus
 from octavo.engine.ledger import DIED, KILLED, Key, Ledger
 from octavo.engine.limits import named
+from octavo.engine.mailbox import Mailbox
 from octavo.engine.wire import (
     ANSWERS,
     Ask,
@@ -37,6 +39,8 @@ from octavo.errors import (
 )
 from octavo.observe.explain import Account
 from octavo.text.assembler import Delta, Ended
+
+logger = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
 State = Literal["starting", "ready", "restarting", "ended"]
@@ -90,7 +94,7 @@ class AsyncClient:
         self._link = link
         self._clock = clock
         self._ledger = Ledger()
-        self._listeners: dict[str, asyncio.Queue[Token | Finished | OctavoError]] = {}
+        self._mailboxes: dict[str, Mailbox] = {}
         self._asked: dict[int, tuple[Question, asyncio.Future[Any]]] = {}
         self._questions = 0
         self._status: EngineStatus | None = None
@@ -140,24 +144,17 @@ class AsyncClient:
         if self.draining or not self.alive:
             raise EngineStopped(RETRY_MESSAGE)
         request_id = ticket.request.id
-        unfinished = ticket.request.branches
-        events: asyncio.Queue[Token | Finished | OctavoError] = asyncio.Queue()
-        self._listeners[request_id] = events
+        mailbox = self._mailboxes[request_id] = Mailbox(ticket)
         self._send(self._ledger.open(ticket.request, self._clock()))
+        unread = mailbox.unfinished
         try:
-            while unfinished:
-                event = await events.get()
-                if isinstance(event, OctavoError):
-                    raise event
-                assembler = ticket.assembler_of(event)
-                for item in assembler.take(event):
-                    unfinished -= isinstance(item, Ended)
+            while unread:
+                for item in await mailbox.take():
+                    unread -= isinstance(item, Ended)
                     yield item
-                if assembler.ended and isinstance(event, Token):
-                    self._send(self._ledger.stop(request_id, event.branch))
         finally:
-            del self._listeners[request_id]
-            if unfinished:
+            del self._mailboxes[request_id]
+            if mailbox.unfinished:
                 self._send(self._ledger.close(request_id))
 
     # --- questions
@@ -256,7 +253,7 @@ class AsyncClient:
         self.state = "ended"
         if not self.draining:
             self.lost.set()
-        for owner in tuple(self._listeners):
+        for owner in tuple(self._mailboxes):
             self._fail(owner, EngineStopped(f"{why} before the answer was complete"))
         for _, future in self._asked.values():
             if not future.done():
@@ -269,14 +266,23 @@ class AsyncClient:
                 self._link.send(command)
 
     def _tell(self, owner: str, event: Token | Finished) -> None:
-        if listener := self._listeners.get(owner):
-            listener.put_nowait(event)
+        mailbox = self._mailboxes.get(owner)
+        if mailbox is None:
+            return
+        try:
+            found_end = mailbox.put(event)
+        except Exception:  # the trouble of this request alone
+            logger.exception("an answer could not be put into words")
+            self._fail(owner, EngineError("this answer could not be put into words"))
+            return
+        if found_end:
+            self._send(self._ledger.stop(owner, event.branch))
 
     def _fail(self, owner: str, error: OctavoError) -> None:
         """The request ends with an error, whatever is left of it."""
         self._send(self._ledger.close(owner))
-        if listener := self._listeners.get(owner):
-            listener.put_nowait(error)
+        if mailbox := self._mailboxes.get(owner):
+            mailbox.fail(error)
 
     def _settle(self, reply: Reply) -> None:
         """Give who asked the answer, if they still wait for it."""

@@ -11,8 +11,8 @@
 //
 // Filters look only at those of some weight. Which ones: the first of a few thresholds above which
 // there are enough, counted by vectors. Sums that decide are in double, in ascending order of
-// something the row alone determines. What typical_p and xtc may keep can be anything: with them
-// all that weigh something are sorted.
+// something the row alone determines. What typical_p keeps can be anything: with it all that weigh
+// something are sorted.
 //
 // Operations: two passes over the row for the weights and their sum, one for each threshold tried,
 // one to gather; a sort of those gathered, in four counting passes.
@@ -52,7 +52,17 @@ struct Filters {
   double typical_p;
   double xtc_threshold;
 
-  bool any_kept() const { return typical_p < 1.0 || xtc_threshold <= 0.5; }
+  bool more() const { return typical_p < 1.0 || xtc_threshold <= 0.5; }
+};
+
+// How logits became weights.
+struct Scale {
+  double top;
+  double temperature;
+
+  double below(const Row& row, std::int32_t id) const {
+    return (top - static_cast<double>(row.logits[id])) / temperature;
+  }
 };
 
 Index padded(Index size, Index step) { return (size + step - 1) / step * step; }
@@ -225,18 +235,18 @@ float threshold_for(const Row& row, const Filters& filters, double total) {
 }
 
 // Leaves of the sorted candidates those whose surprise, -log of their share, is nearest to the
-// entropy: the fewest, nearest first, whose shares exceed typical_p. Returns how many.
-Index typical(const Row& row, Index count, double typical_p) {
+// entropy: the fewest, nearest first, whose shares exceed typical_p. Returns how many. A surprise
+// is that of the likeliest and what the logit lies below, over the temperature.
+Index typical(const Row& row, Index count, double typical_p, const Scale& scale) {
   const double total = sum_of(row.sorted, count);
-  double entropy = 0.0;
+  double below = 0.0;
   for (Index i = 0; i < count; ++i) {
-    const double share = static_cast<double>(row.sorted[i].weight) / total;
-    entropy -= share * __builtin_log(share);
+    below += static_cast<double>(row.sorted[i].weight) * scale.below(row, row.sorted[i].id);
   }
+  const double mean = below / total;
   for (Index i = 0; i < count; ++i) {
-    const double surprise = -__builtin_log(static_cast<double>(row.sorted[i].weight) / total);
-    const double off = surprise > entropy ? surprise - entropy : entropy - surprise;
-    row.candidates[i] = {static_cast<float>(off), static_cast<std::int32_t>(i)};
+    const double off = scale.below(row, row.sorted[i].id) - mean;
+    row.candidates[i] = {static_cast<float>(off < 0.0 ? -off : off), static_cast<std::int32_t>(i)};
   }
   sort<rising>(row.candidates, row.scrap, count);
   double reached = 0.0;
@@ -258,16 +268,19 @@ Index excluded(const Candidate* sorted, Index count, double threshold) {
   return above > 1 ? above - 1 : 0;
 }
 
-// As `filter`, where anything may be kept.
-Index filter_all(const Row& row, Filters filters, double total) {
-  const bool few = filters.top_k > 0;
-  Index count = gather(row, few ? threshold_for(row, filters, total) : 0.0f);
+// As `filter`, where more than a head of those sorted is left out.
+Index filter_more(const Row& row, Filters filters, double total, const Scale& scale) {
+  const bool few = filters.top_k > 0, nearest = filters.typical_p < 1.0;
+  const bool heads = few || (!nearest && filters.top_p < 1.0);
+  const float least = nearest ? 0.0f : filters.min_p;
+  Index count = gather(row, heads ? threshold_for(row, filters, total) : least);
   __builtin_memcpy(row.sorted, row.candidates, static_cast<std::size_t>(count) * sizeof(Candidate));
   sort<falling>(row.sorted, row.scrap, count);
   if (few && filters.top_k < count) count = filters.top_k;
+  if (nearest) count = typical(row, count, filters.typical_p, scale);
+  if (few || nearest) total = sum_of(row.sorted, count);
   filters.top_k = 0;
-  if (filters.typical_p < 1.0) count = typical(row, count, filters.typical_p);
-  count = head(row.sorted, count, filters, sum_of(row.sorted, count));
+  count = head(row.sorted, count, filters, total);
   const Index first = excluded(row.sorted, count, filters.xtc_threshold);
   count -= first;
   __builtin_memcpy(row.candidates, row.sorted + first,
@@ -277,8 +290,8 @@ Index filter_all(const Row& row, Filters filters, double total) {
 }
 
 // Gathers what the filters keep, by id; returns how many there are, at least one.
-Index filter(const Row& row, const Filters& filters, double total) {
-  if (filters.any_kept()) return filter_all(row, filters, total);
+Index filter(const Row& row, const Filters& filters, double total, const Scale& scale) {
+  if (filters.more()) return filter_more(row, filters, total, scale);
   if (filters.top_k == 0 && filters.top_p >= 1.0) return gather(row, filters.min_p);
   const Index count = gather(row, threshold_for(row, filters, total));
   __builtin_memcpy(row.sorted, row.candidates, static_cast<std::size_t>(count) * sizeof(Candidate));
@@ -355,14 +368,15 @@ void draw_row(void* state, Index n, int thread) {
   args.out[n] = -1;
   if (!(top > NEVER) || !(top < -NEVER)) return;
   const float cutoff = cutoff_of(row, top, args.top_n_sigma[n]);
+  const Scale scale = {static_cast<double>(top), static_cast<double>(args.temperature[n])};
   const double total = weigh(row, top, args.temperature[n], cutoff);
   const Index top_k = args.top_k[n] < row.count ? args.top_k[n] : 0;
   const Filters filters = {top_k, args.top_p[n], args.min_p[n], args.typical_p[n],
                            args.xtc_threshold[n]};
-  if (!filters.any_kept() && top_k == 0 && filters.top_p >= 1.0 && filters.min_p <= 0.0f) {
+  if (!filters.more() && top_k == 0 && filters.top_p >= 1.0 && filters.min_p <= 0.0f) {
     args.out[n] = draw_any(row, total, args.point[n]);
   } else {
-    args.out[n] = draw_kept(row.candidates, filter(row, filters, total), args.point[n]);
+    args.out[n] = draw_kept(row.candidates, filter(row, filters, total, scale), args.point[n]);
   }
 }
 

@@ -10,7 +10,16 @@ from tests.core.contents import check_contents
 
 from octavo.core.block_manager import BlockManager
 from octavo.core.budget import AdmissionRule, Ceilings, Limits, Policy, Preemption
-from octavo.core.events import CancelReason, Decision, Event, Finished, Refused, Token
+from octavo.core.events import (
+    CancelReason,
+    Decision,
+    Event,
+    Finished,
+    PromptScored,
+    Refused,
+    Score,
+    Token,
+)
 from octavo.core.invariants import check
 from octavo.core.plan import RowFailed, StepPlan, StepResult
 from octavo.core.prefix_cache import Context, HashFunction, PrefixCache, sha256
@@ -167,6 +176,7 @@ def random_request(random: Random, name: str) -> Request:
         ),
         keep=random.random() < 0.2,
         after=random.choice([None, None, f"r{random.randint(0, 9)}"]),
+        prompt_logprobs=random.choice([None, None, None, None, 0]),
     )
 
 
@@ -229,6 +239,7 @@ class Serving:
     requests: dict[str, Request] = field(default_factory=dict)
     tokens: dict[str, list[int]] = field(default_factory=dict)
     """By the names that decisions give to branches."""
+    scored: dict[str, list[Score]] = field(default_factory=dict)
     endings: dict[str, Finished | Refused] = field(default_factory=dict)
     stopped: set[str] = field(default_factory=set)
     """Whose answers the caller ended."""
@@ -259,6 +270,7 @@ class Serving:
             for name, own in branches_of(request):
                 self.requests[name] = own
                 self.tokens[name] = list(request.emitted)
+                self.scored[name] = []
             self._take(self.scheduler.submit(request, self.now))
             check(self.scheduler)
 
@@ -368,6 +380,13 @@ class Serving:
         else:
             assert sent == alone[: len(sent)]
 
+    def assert_scored(self, name: str) -> None:
+        """All of the prompt was scored, if that was asked, and nothing else."""
+        request = self.requests[name]
+        asked = request.prompt_logprobs is not None and not request.emitted
+        tokens = enumerate(request.prompt[1:] if asked else (), 1)
+        assert self.scored[name] == [Score(token, -float(at), 1) for at, token in tokens], name
+
     def _request(self, request_id: str) -> Request:
         return self.requests[request_id]
 
@@ -380,6 +399,10 @@ class Serving:
                     assert event.number == len(sent), "an answer with a gap or a repeat"
                     sent.append(event.token)
                     self.told += 1
+                    self.assert_scored(name)
+                elif isinstance(event, PromptScored):
+                    assert event.first == 1 + len(self.scored[name]), "a gap or a repeat"
+                    self.scored[name] += event.scores
                 else:
                     self.endings[name] = event
 

@@ -438,3 +438,28 @@ def test_the_samplers_of_llama_cpp_change_the_answer(llm: LLM) -> None:
     said = of(llm, again, max_tokens=8)
     assert "one two" in said.text
     assert "one two" not in of(llm, again, max_tokens=8, dry_multiplier=9, dry_base=4).text
+
+
+def test_the_scores_of_a_prompt_are_those_of_its_beginnings(llm: LLM) -> None:
+    """Each token as likely as if it had been drawn after those before it: by ==."""
+    prompt = of(llm, COLOURS, max_tokens=24).token_ids
+    plain = of(llm, prompt)
+    scored = of(llm, prompt, prompt_logprobs=20, n=2)
+    assert scored.token_ids == plain.token_ids
+    assert scored.others[0].prompt_logprobs == plain.prompt_logprobs == ()
+    assert [score.token for score in scored.prompt_logprobs] == list(prompt[1:])
+    assert scored.receipt.cached_tokens == 0
+    for length, score in enumerate(scored.prompt_logprobs, 1):
+        (top,) = of(llm, prompt[:length], max_tokens=1, logprobs=20).top_logprobs
+        assert score.top == top
+        if score.token in dict(top):
+            assert score.logprob == dict(top)[score.token]
+            assert top[score.rank - 1][0] == score.token
+    assert of(llm, prompt, prompt_logprobs=0).prompt_logprobs == tuple(
+        score._replace(top=()) for score in scored.prompt_logprobs
+    )
+
+
+def test_a_session_scores_no_prompt(llm: LLM) -> None:
+    with llm.session(POEM) as session, pytest.raises(InvalidRequest, match="prompt_logprobs"):
+        session.generate("", SamplingParams(prompt_logprobs=1))

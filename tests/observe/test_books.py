@@ -168,7 +168,7 @@ class Model:
         self.admitted[admitted.request_id] = admitted
         first = "#" not in admitted.request_id
         looks = self.caching and first and admitted.parent is None
-        if looks and self.requests[admitted.request_id].use_cache:
+        if looks and self.requests[admitted.request_id].reads_cache:
             self.counts["prefix_cache_tokens_queried"] += admitted.tokens
             self.counts["prefix_cache_tokens_hit"] += admitted.cached_tokens
 

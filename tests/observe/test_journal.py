@@ -12,7 +12,7 @@ from tests.core.serving import Setup
 from tests.observe.recording import Kept, core_setup, random_run, small_setup, watched
 
 from octavo.core.calls import Cancel, Commit, CoreSetup, Plan
-from octavo.core.events import Finished, Receipt, Token
+from octavo.core.events import Finished, PromptScored, Receipt, Token
 from octavo.core.plan import Sampled, Span, StepPlan, StepResult
 from octavo.errors import JournalError
 from octavo.observe import journal as journal_module
@@ -35,7 +35,9 @@ def recorded(path: Path, random: Random) -> tuple[CoreSetup, Kept]:
 def without_tokens(call: object, answer: object) -> tuple[object, object]:
     """What the journal keeps of a call and its answer."""
     if isinstance(answer, tuple):
-        answer = tuple(event for event in answer if not isinstance(event, Token))
+        answer = tuple(one for one in answer if not isinstance(one, Token | PromptScored))
+    if isinstance(call, Commit):
+        call = dataclasses.replace(call, result=dataclasses.replace(call.result, scores=()))
     return call, answer
 
 

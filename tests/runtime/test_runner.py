@@ -1,10 +1,11 @@
 """The runner with a network that is a function of what it reads."""
 
 import numpy as np
+import pytest
 
 from octavo.core.plan import Bind, BlockCopy, Move, RowFailed, Sampled, Span, StepPlan, TableWrite
 from octavo.core.request import Request
-from octavo.ops.api import BF16, F32, Batch, KVLayout
+from octavo.ops.api import BF16, F32, I32, Batch, KVLayout
 from octavo.ops.reference import ReferenceOps
 from octavo.runtime.movers import Mover
 from octavo.runtime.runner import ModelRunner
@@ -23,8 +24,11 @@ class Successor:
 
     def forward(self, batch: Batch, pool: BF16) -> F32:
         self.batches.append(batch)
-        logits = np.zeros((len(batch.logit_rows), VOCABULARY), np.float32)
-        for row, token in enumerate(batch.tokens[batch.logit_rows]):
+        return self.logits(batch.logit_rows)
+
+    def logits(self, rows: I32) -> F32:
+        logits = np.zeros((len(rows), VOCABULARY), np.float32)
+        for row, token in enumerate(self.batches[-1].tokens[rows]):
             logits[row, (token + 1) % VOCABULARY] = 5.0
             if token == self.broken_token:
                 logits[row] = np.nan
@@ -120,3 +124,48 @@ def test_moves_out_come_before_copies_and_moves_in_after_them() -> None:
     result = runner.execute(back)
     assert (result.plan_id, result.outcomes, result.moved) == (1, (), 2)
     assert [float(storage.pool[block].flat[0]) for block in range(4)] == [2.0, 3.0, 1.0, 3.0]
+
+
+def scoring(count: int) -> Request:
+    return Request(id="s", prompt=(4, 5, 9, 10, 11, 12), max_tokens=4, prompt_logprobs=count)
+
+
+def test_prompts_are_scored_wherever_they_are_computed() -> None:
+    """In any spans, more positions than there are rows of logits; the last token has no follower in
+    the prompt, and answers are not scored."""
+    sure, unlikely = 5 - np.log(31 + np.exp(5.0)), -np.log(31 + np.exp(5.0))
+    expected = [(5, sure, 1), (9, unlikely, 2), (10, sure, 1), (11, sure, 1), (12, sure, 1)]
+    tables = [TableWrite(row, 0, 0, (row,)) for row in range(2)]
+    for spans in ([(0, 6)], [(0, 1), (1, 5), (5, 6)], [(0, 4), (4, 6)]):
+        runner, _, _ = make_runner()
+        told = []
+        for number, (start, stop) in enumerate(spans):
+            span = Span(1, start, stop, scoring(2).prompt[start:stop], stop == 6)
+            binds = [Bind(1, scoring(2)), Bind(0, request("a"))] if number == 0 else []
+            other = Span(0, number, number + 1, (20 + number,), True)
+            result = runner.execute(plan(number, binds=binds, writes=tables, spans=[other, span]))
+            for row, first, scores in result.scores:
+                assert (row, first) == (1, start + 1)
+                told += scores
+        assert [(s.token, pytest.approx(s.logprob, abs=1e-5), s.rank) for s in told] == expected
+        assert [[token for token, _ in s.top] for s in told][:2] == [[5, 0], [6, 0]]
+        later = runner.execute(plan(9, spans=[Span(1, 6, 7, (13,), True)]))
+        assert later.scores == ()
+
+
+def test_a_prompt_that_is_not_finite_fails_alone() -> None:
+    runner, network, _ = make_runner()
+    network.broken_token = 9
+    result = runner.execute(
+        plan(
+            0,
+            binds=[Bind(0, scoring(0)), Bind(1, request("a"))],
+            writes=[TableWrite(0, 0, 0, (0,)), TableWrite(1, 0, 0, (1,))],
+            spans=[Span(0, 0, 6, scoring(0).prompt, True), Span(1, 0, 1, (4,), True)],
+        )
+    )
+    assert {outcome.row: type(outcome) for outcome in result.outcomes} == {
+        0: RowFailed,
+        1: Sampled,
+    }
+    assert result.scores == ()

@@ -11,7 +11,16 @@ import uvicorn
 from tests.text.vocabulary import metadata_of
 
 from octavo.core.budget import Ceilings, Limits
-from octavo.core.events import Explanation, Finished, FinishReason, Receipt, Stretch, Token
+from octavo.core.events import (
+    Explanation,
+    Finished,
+    FinishReason,
+    PromptScored,
+    Receipt,
+    Score,
+    Stretch,
+    Token,
+)
 from octavo.core.request import Request
 from octavo.engine.door import Door, Ticket
 from octavo.engine.engine import EngineStatus
@@ -163,6 +172,8 @@ class ScriptedClient:
         script = self.script if isinstance(self.script, Script) else self.script(prompt)
         finished = False
         try:
+            for item in self._scores(ticket):
+                yield item
             for branch in reversed(range(request.branches)):
                 async for item in self._branch(ticket, script, branch):
                     finished = branch == 0 and isinstance(item, Ended)
@@ -171,6 +182,22 @@ class ScriptedClient:
             if not finished:
                 self.cancelled.append(request.id)
                 self.was_cancelled.set()
+
+    def _scores(self, ticket: Ticket) -> Iterator[Delta | Ended]:
+        """Of the prompt, if that is asked: each token is the second likeliest."""
+        request, count = ticket.request, ticket.request.prompt_logprobs
+        if count is None:
+            return
+        scores = [
+            Score(token, -1.5, 2, ((token + 1, -0.5), (token, -1.5), (token + 2, -2.5))[:count])
+            for token in request.prompt[1:]
+        ]
+        for event in (
+            PromptScored(request.id, 1, tuple(scores[:3])),
+            PromptScored(request.id, 1, tuple(scores[:2])),  # of an engine that was started again
+            PromptScored(request.id, 3, tuple(scores[2:])),
+        ):
+            yield from ticket.assemblers[0].take(event)
 
     async def _branch(
         self, ticket: Ticket, script: Script, branch: int

@@ -154,6 +154,7 @@ WRONG_TYPE: dict[str, tuple[Any, ...]] = {
     "user": (5,),
     "logprobs": ("yes", [1], 1.5, {}),
     "top_logprobs": (True, "1", 1.5),
+    "prompt_logprobs": (True, "1", 1.5),
     "echo": (1, "yes"),
     "add_generation_prompt": (1, "yes"),
     "continue_final_message": (1, "yes"),

@@ -113,7 +113,6 @@ def test_a_streamed_chat_is_the_whole_one(
         for echo, n, logprobs, stop in product(
             (True, False), (1, 2), ({}, {"logprobs": 0}, {"logprobs": 3}), ({}, {"stop": "👩"})
         )
-        if not (echo and logprobs)
     ],
     ids=str,
 )
@@ -127,17 +126,24 @@ def test_B077_a_streamed_completion_is_the_whole_one(
         assert text.startswith("Ünd") == settings["echo"]
         if columns is None:
             continue
-        answer = text.removeprefix("Ünd") if settings["echo"] else text
         offsets = columns["text_offset"]
         assert offsets == sorted(offsets)
         assert len({len(columns[name]) for name in COLUMNS}) == 1
         if "stop" not in settings:
-            assert offsets[-1] == len(answer)
+            assert offsets[-1] == len(text)
             for token, offset in zip(columns["tokens"][:-1], offsets, strict=False):
-                assert token.startswith("\\x") or answer[offset] == token
-        for token, own, top in zip(
-            columns["tokens"], columns["token_logprobs"], columns["top_logprobs"], strict=True
-        ):
+                assert token.startswith("\\x") or text[offset] == token
+        prompt = len("Ünd".encode()) if settings["echo"] else 0
+        if prompt:
+            assert columns["token_logprobs"][0] is columns["top_logprobs"][0] is None
+            assert offsets[:prompt] == [0, 0, 1, 2]
+        rows = list(
+            zip(columns["tokens"], columns["token_logprobs"], columns["top_logprobs"], strict=True)
+        )
+        for token, own, top in rows[1 if prompt else 0 : prompt]:
+            assert top[token] == own == -1.5
+            assert len(top) == max(settings["logprobs"], 1)
+        for token, own, top in rows[prompt:]:
             assert top[token] == own == -0.25
             assert len(top) == max(settings["logprobs"], 1)
 
@@ -149,6 +155,33 @@ def test_an_echo_of_ids_is_their_text(api: openai.OpenAI, served: Served) -> Non
     prompts = ["a", "b"]
     texts = [text for text, _ in whole_text(api, prompts, echo=True, n=2)]
     assert [text[:2] for text in texts] == ["aH", "a1", "bH", "b1"]
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_the_scores_of_a_prompt(http: httpx.Client, served: Served, count: int) -> None:
+    """As vLLM shows them: of each token but the first a map by ids, with ranks."""
+    body = {"prompt": ["ab", "abc"], "n": 2, "prompt_logprobs": count}
+    choices = http.post("/v1/completions", json=body).json()["choices"]
+    assert [len(choice["prompt_logprobs"]) for choice in choices] == [2, 2, 3, 3]
+    assert all(ticket.request.prompt_logprobs == count for ticket in served.client.tickets)
+    tokens = served.client.tickets[1].request.prompt
+    nothing, *entries = choices[2]["prompt_logprobs"]
+    assert nothing is None
+    for entry, token in zip(entries, tokens[1:], strict=True):
+        own = {"logprob": -1.5, "rank": 2, "decoded_token": chr(entry_byte(served, token))}
+        assert entry[str(token)] == own
+        assert len(entry) == max(count, 2 if count == 1 else 1)
+        if count:
+            assert entry[str(token + 1)]["rank"] == 1
+    chat = http.post("/v1/chat/completions", json={"messages": HELLO, "prompt_logprobs": count})
+    assert len(chat.json()["prompt_logprobs"]) == len(served.client.tickets[2].request.prompt)
+    plain = http.post("/v1/chat/completions", json={"messages": HELLO})
+    assert "prompt_logprobs" not in plain.json()
+
+
+def entry_byte(served: Served, token: int) -> int:
+    (byte,) = served.door.tokenizer.token_bytes(token)
+    return byte
 
 
 def refused(response: httpx.Response, field: str, text: str) -> None:
@@ -165,12 +198,15 @@ def test_what_cannot_be_given_is_refused_by_name(http: httpx.Client) -> None:
         ({"logprobs": False, "top_logprobs": 2}, "top_logprobs", "needs logprobs: true"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "at most 20"),
         ({"logprobs": True, "top_logprobs": -1}, "top_logprobs", "at least 0"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs", "at least 0"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "stream: false"),
     ):
         refused(http.post("/v1/chat/completions", json=chat | fields), field, text)
     for fields, field, text in (
         ({"logprobs": 21}, "logprobs", "at most 20"),
         ({"logprobs": -1}, "logprobs", "at least 0"),
-        ({"logprobs": 1, "echo": True}, "echo", "not supported yet"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs", "at most 20"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "stream: false"),
     ):
         refused(http.post("/v1/completions", json={"prompt": "a"} | fields), field, text)
     assert http.post("/v1/chat/completions", json=chat | {"top_logprobs": 0}).status_code == 200

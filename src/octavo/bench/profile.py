@@ -16,7 +16,7 @@ from typing import NamedTuple
 from octavo.bench.offline import ceilings_for, drive, ticket_of
 from octavo.config import EngineConfig
 from octavo.core.calls import Answer, Call, Commit, Plan
-from octavo.core.events import Event, Finished, Token
+from octavo.core.events import Event, Refused
 from octavo.engine.build import build
 from octavo.engine.door import Ticket
 from octavo.models.weights.pack import Weights
@@ -194,7 +194,7 @@ def _take(events: Sequence[Event], tickets: Mapping[str, Ticket]) -> float:
     """Turn tokens into text; the seconds that took."""
     started = time.monotonic()
     for event in events:
-        if isinstance(event, Token | Finished):
+        if not isinstance(event, Refused):
             tickets[event.request_id].assembler_of(event).take(event)
     return time.monotonic() - started
 

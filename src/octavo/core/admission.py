@@ -260,7 +260,7 @@ class Admissions:
         if not resumed:
             self._roster.service.prompt(sequence.request.tenant, sequence.length - cached)
         self._counters.tokens_moved_in += max(0, admission.restored_tokens - cached)
-        if self._manager.cache is None or not sequence.request.use_cache:
+        if self._manager.cache is None or not sequence.request.reads_cache:
             return
         # What a sibling or a hold shares is no hit, and the prompt of its siblings is counted once.
         if not resumed and not sequence.number and admission.parent is None:

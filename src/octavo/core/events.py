@@ -73,6 +73,26 @@ new_token = tuple.__new__
 sequence."""
 
 
+class Score(NamedTuple):
+    """How likely the model found a token of the prompt: `rank` 1 is the likeliest, and `top` has as
+    many of the likeliest as the request asks for."""
+
+    token: int
+    logprob: float
+    rank: int
+    top: Likeliest = ()
+
+
+class PromptScored(NamedTuple):
+    """The tokens of a prompt from position `first` on, which is 1 at least; each comes once, in
+    order, before any token of the answer."""
+
+    request_id: str
+    first: int
+    scores: tuple[Score, ...]
+    branch: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Finished:
     """The one terminal event of each branch of an accepted request.
@@ -97,7 +117,7 @@ class Refused:
     message: str
 
 
-Event = Token | Finished | Refused
+Event = Token | PromptScored | Finished | Refused
 
 
 Fares = Literal[

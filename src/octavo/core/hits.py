@@ -77,7 +77,7 @@ class Hits:
 
         Cost     one hash a block whose node is not known yet, then O(blocks).
         """
-        if self._cache is None or not sequence.request.use_cache:
+        if self._cache is None or not sequence.request.reads_cache:
             return Found((), 0)
         length, size = len(sequence.tokens), self._block_size
         self._cache.extend(sequence.prefixes, sequence.context, sequence.tokens, length)
@@ -134,7 +134,7 @@ class Hits:
 
         Cost     a look-up of the prompt; O(leaders + blocks alike).
         """
-        if self._cache is None or not sequence.request.use_cache:
+        if self._cache is None or not sequence.request.reads_cache:
             return None
         found, size = self.cached(sequence), self._block_size
         nodes, tokens = sequence.prefixes, found.tokens

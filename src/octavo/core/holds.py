@@ -96,7 +96,9 @@ class Holds:
 
     def of(self, sequence: Sequence) -> Hold | None:
         """What the request asked to go on from, if it is still there and of the same context."""
-        hold = self._sessions.get(sequence.request.after or "")
+        request = sequence.request
+        after = request.after if request.prompt_logprobs is None else None
+        hold = self._sessions.get(after or "")
         return hold if hold is not None and hold.context == sequence.context else None
 
     # --- pins

@@ -26,7 +26,7 @@ def explain(manager: BlockManager, sequence: Sequence, now: float) -> Explanatio
     """
     found, length, size = manager.cached_tokens(sequence), len(sequence.tokens), manager.block_size
     cache = manager.cache
-    if cache is None or not sequence.request.use_cache:
+    if cache is None or not sequence.request.reads_cache:
         stretches = [Stretch(0, ceil_div(length, size), "cache_off")]
     else:
         elsewhere = _elsewhere(cache, sequence, size)
@@ -41,7 +41,7 @@ def first_miss(manager: BlockManager, sequence: Sequence, found: int) -> Stretch
     Cost     O(1): neither its siblings nor other contexts are searched.
     """
     cache, size = manager.cache, manager.block_size
-    if cache is None or not sequence.request.use_cache or found >= len(sequence.tokens) - 1:
+    if cache is None or not sequence.request.reads_cache or found >= len(sequence.tokens) - 1:
         return None
     missed = _fares(cache, sequence, found, size, found // size, {})
     return None if missed.why == "not_full" else missed

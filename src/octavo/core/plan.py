@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
-from octavo.core.events import Decision, Likeliest
+from octavo.core.events import Decision, Likeliest, Score
 from octavo.core.request import Request
 
 
@@ -122,6 +122,15 @@ class RowFailed:
     message: str
 
 
+class RowScores(NamedTuple):
+    """Of a row whose prompt is to be scored: the tokens from position `first` on, those that follow
+    the positions of its span and belong to the prompt."""
+
+    row: int
+    first: int
+    scores: tuple[Score, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """One outcome for each span that samples, and a `RowFailed` for any span that failed.
@@ -133,6 +142,7 @@ class StepResult:
     plan_id: int
     outcomes: tuple[Sampled | RowFailed, ...]
     moved: int = 0
+    scores: tuple[RowScores, ...] = ()
 
 
 class Runner(Protocol):

@@ -102,7 +102,9 @@ class Request:
     behalf it comes: some policies are fair between tenants. Its first token should come within
     `ttft_target_s` of its arrival, each further one within `tpot_target_s` on average; None is what
     the limits say. After `timeout_s` it is over time (None: never).
-    Each answer token comes with the `top_logprobs` likeliest ones.
+    Each answer token comes with the `top_logprobs` likeliest ones. With `prompt_logprobs` each
+    token of the prompt is scored, with so many likeliest ones; then nothing is taken from a cache
+    or a hold, since all its positions have to be computed. Of several branches the first does it.
     `pins`, the shortest first, ask that beginnings of the prompt stay in the pool. `keep` asks that
     each answer that ends as it should leaves its blocks as a hold, under the name that decisions
     give it; a request that is to go on `after` this name shares as many positions as it begins
@@ -129,11 +131,20 @@ class Request:
     tpot_target_s: float | None = None
     top_logprobs: int = 0
     timeout_s: float | None = None
+    prompt_logprobs: int | None = None
+
+    @property
+    def reads_cache(self) -> bool:
+        return self.use_cache and self.prompt_logprobs is None
 
     def split(self) -> "tuple[Request, ...]":
         """One request a branch, in order."""
         first = self.sampling.branch
-        return tuple(
-            replace(self, sampling=replace(self.sampling, branch=first + index), branches=1)
-            for index in range(self.branches)
+        own = [replace(self.sampling, branch=first + index) for index in range(self.branches)]
+        return (
+            replace(self, sampling=own[0], branches=1),
+            *(
+                replace(self, sampling=sampling, branches=1, prompt_logprobs=None)
+                for sampling in own[1:]
+            ),
         )

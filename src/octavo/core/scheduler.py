@@ -189,7 +189,8 @@ class Scheduler:
         assert result.plan_id == plan.id, f"result of plan {result.plan_id} for plan {plan.id}"
         self.manager.begin(now, self._plans)
         self.manager.settle(plan.moves, result.moved)
-        events = self._take_all(step, result, now)
+        events: list[Event] = _scored(step, result) if result.scores else []
+        events += self._take_all(step, result, now)
         if self.followers:
             for sequence in step.sequences:
                 self._call_back(self.followers.passed(sequence))
@@ -403,3 +404,14 @@ class Scheduler:
     def _call_back(self, followers: list[Sequence]) -> None:
         for follower in followers:
             self.roster.waiting.call_back(follower)
+
+
+def _scored(step: InFlight, result: StepResult) -> list[Event]:
+    """What the step told of prompts for the first time."""
+    found = {one.row: one for one in result.scores}
+    told = [
+        sequence.score(found[span.row].first, found[span.row].scores)
+        for sequence, span in zip(step.sequences, step.plan.spans, strict=True)
+        if span.row in found and sequence.state is not State.FINISHED
+    ]
+    return [event for event in told if event is not None]

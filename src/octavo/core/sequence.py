@@ -17,7 +17,9 @@ from octavo.core.events import (
     FinishReason,
     Interruption,
     Likeliest,
+    PromptScored,
     Receipt,
+    Score,
     Token,
     new_token,
 )
@@ -83,6 +85,7 @@ class Sequence:
         "restored",
         "row",
         "scheduled",
+        "scored",
         "sealed",
         "state",
         "submitted_s",
@@ -137,6 +140,8 @@ class Sequence:
         """Nothing that it computes is published: it began before the cache was flushed."""
         self.pinned = len(request.pins) if number else 0
         """How many of the pins of its request were granted or refused, or are another sibling's."""
+        self.scored = self.prompt_length if request.emitted else 1
+        """Up to which token its prompt was scored, if that is asked: before a restart all were."""
         self.last_served = -1
         self._reached = 0
         """How many positions it had computed before it was preempted, at most."""
@@ -262,6 +267,14 @@ class Sequence:
         request = self.request
         number = len(self.tokens) - self.prompt_length - 1
         return new_token(Token, (request.id, number, token, logprob, self.branch, top))
+
+    def score(self, first: int, scores: tuple[Score, ...]) -> PromptScored | None:
+        """Take in scores of the prompt; the event of those that were not told yet."""
+        new = scores[self.scored - first :]
+        if not new:
+            return None
+        first, self.scored = self.scored, self.scored + len(new)
+        return PromptScored(self.request.id, first, new, self.branch)
 
     def step(self, stop: int, token: int, logprob: float, top: Likeliest) -> Token:
         """`compute` and `append` before the `next_event`, for a span that samples: the first token

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from octavo.core.events import FinishReason, Likeliest, Receipt
+from octavo.core.events import FinishReason, Likeliest, Receipt, Score
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,7 +10,8 @@ class Answer:
     """One prompt's answer: its text and tokens, why it ended, and what it cost.
 
     `logprobs` are the model's log-probabilities of the tokens, `top_logprobs` the likeliest tokens
-    in place of each with theirs, if they were asked for.
+    in place of each with theirs, if they were asked for; `prompt_logprobs` are the scores of the
+    prompt's tokens from the second on, and stand in the first of its answers.
 
     With `n` > 1 this is the first of the prompt's `choices`. Their receipts sum to what the prompt
     cost: its own tokens stand in the first.
@@ -28,6 +29,7 @@ class Answer:
     error: str = ""
     others: tuple["Answer", ...] = ()
     top_logprobs: tuple[Likeliest, ...] = ()
+    prompt_logprobs: tuple[Score, ...] = ()
 
     @property
     def choices(self) -> tuple["Answer", ...]:

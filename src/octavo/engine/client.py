@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapp
 from typing import Any, Literal, Protocol
 
 from octavo.core.budget import Limits
-from octavo.core.events import Explanation, Finished, Refused, Token
+from octavo.core.events import Explanation, Finished, PromptScored, Refused, Token
 from octavo.core.request import Request
 from octavo.engine.door import Ticket
 from octavo.engine.engine import EngineStatus
@@ -227,6 +227,9 @@ class AsyncClient:
     def told(self, news: News) -> None:
         self._status = news.status
         now = self._clock()
+        for scored in news.scores:
+            if owner := self._ledger.owner(scored):
+                self._tell(owner, scored)
         for token in news.tokens:
             if owner := self._ledger.token(token, now):
                 self._tell(owner, token)
@@ -265,7 +268,7 @@ class AsyncClient:
             for command in commands:
                 self._link.send(command)
 
-    def _tell(self, owner: str, event: Token | Finished) -> None:
+    def _tell(self, owner: str, event: Token | PromptScored | Finished) -> None:
         mailbox = self._mailboxes.get(owner)
         if mailbox is None:
             return

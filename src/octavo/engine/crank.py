@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from octavo.core.events import Event, Finished, Refused, Token
+from octavo.core.events import Event, Finished, PromptScored, Refused, Token
 from octavo.engine.engine import Engine
 from octavo.engine.wire import (
     Ask,
@@ -58,17 +58,20 @@ class Crank:
         return self._news(self.engine.step())
 
     def _news(self, events: Iterable[Event], replies: Iterable[Reply] = ()) -> News:
-        tokens, ends, refusals = [], [], []
+        scores, tokens, ends, refusals = [], [], [], []
         for event in events:
             if isinstance(event, Token):
                 tokens.append(event)
             elif isinstance(event, Finished):
                 ends.append(event)
+            elif isinstance(event, PromptScored):
+                scores.append(event)
             else:
                 assert isinstance(event, Refused)
                 refusals.append(event)
         return News(
             status=self.engine.status(),
+            scores=tuple(scores),
             tokens=tuple(tokens),
             ends=tuple(ends),
             refusals=tuple(refusals),

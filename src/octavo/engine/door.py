@@ -8,7 +8,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from octavo.core.events import Finished, Token
+from octavo.core.events import Finished, PromptScored, Token
 from octavo.core.request import Pin, Request
 from octavo.engine.params import SamplingParams
 from octavo.errors import ContextLengthExceeded, InvalidRequest
@@ -35,7 +35,7 @@ class Ticket:
     request: Request
     assemblers: tuple[Assembler, ...]
 
-    def assembler_of(self, event: Token | Finished) -> Assembler:
+    def assembler_of(self, event: Token | PromptScored | Finished) -> Assembler:
         return self.assemblers[event.branch - self.request.sampling.branch]
 
 
@@ -199,6 +199,7 @@ class Door:
             use_cache=params.cache == "on",
             pins=_all_pins(pins, len(ids), params),
             top_logprobs=params.logprobs or 0,
+            prompt_logprobs=params.prompt_logprobs,
         )
         rules = StopRules(
             strings=tuple(params.stop),

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from octavo.core.budget import Ceilings, Limits
 from octavo.core.calls import Answer, Call, Cancel, Commit, Drop, Flush, Plan, SetLimits, Submit
-from octavo.core.events import CancelReason, Decision, Event, Explanation, Token
+from octavo.core.events import CancelReason, Decision, Event, Explanation, PromptScored, Token
 from octavo.core.plan import RowFailed, Runner, StepPlan, StepResult
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler
@@ -195,7 +195,7 @@ class Engine:
                 self._observers = tuple(other for other in self._observers if other is not observer)
 
     def _told(self, events: tuple[Event, ...]) -> tuple[Event, ...]:
-        self._tell(event for event in events if not isinstance(event, Token))
+        self._tell(event for event in events if not isinstance(event, Token | PromptScored))
         return events
 
     def _tell(self, records: Iterable[Decision | Event]) -> None:

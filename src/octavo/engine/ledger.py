@@ -13,7 +13,7 @@ been suspected or alone at the death before, ends with an error.
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
-from octavo.core.events import Finished, Interruption, Receipt, Token
+from octavo.core.events import Finished, Interruption, PromptScored, Receipt, Token
 from octavo.core.request import Request, branch_name
 from octavo.engine.wire import Cancel, Command, Submit
 
@@ -85,6 +85,11 @@ class Ledger:
         if answer.first_token_s is None:
             answer.first_token_s = now
         return answer.owner
+
+    def owner(self, event: PromptScored) -> str | None:
+        """The id of the request that an event is about, None if that has gone."""
+        answer = self._answers.get((event.request_id, event.branch))
+        return None if answer is None else answer.owner
 
     def end(self, event: Finished) -> tuple[str, Finished] | None:
         """Close an answer; the id of its request and its end, None if that has gone."""

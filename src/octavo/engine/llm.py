@@ -242,6 +242,7 @@ def _answer(parts: Sequence[Delta], ended: Ended) -> Answer:
         receipt=ended.receipt,
         error=ended.message,
         top_logprobs=tuple(one.top for part in parts for one in part.scored),
+        prompt_logprobs=tuple(score for part in parts for score in part.prompt),
     )
 
 

@@ -11,7 +11,7 @@ import asyncio
 from array import array
 from collections.abc import Sequence
 
-from octavo.core.events import Finished, Token
+from octavo.core.events import Finished, PromptScored, Score, Token
 from octavo.engine.door import Ticket
 from octavo.errors import OctavoError
 from octavo.text.assembler import Delta, Ended, Scored
@@ -31,7 +31,7 @@ class Mailbox:
         self.unfinished = ticket.request.branches
         """Branches whose end has not come, read or not."""
 
-    def put(self, event: Token | Finished) -> bool:
+    def put(self, event: Token | PromptScored | Finished) -> bool:
         """Add what an event brings; whether it has shown the end of an answer that the engine does
         not know of, a stop string say."""
         assembler = self._ticket.assembler_of(event)
@@ -83,20 +83,28 @@ class Mailbox:
 class _Pile:
     """Pieces of one answer, packed."""
 
-    __slots__ = ("_ids", "_logprobs", "_scored", "_utf8")
+    __slots__ = ("_ids", "_logprobs", "_prompt", "_scored", "_utf8")
 
     def __init__(self) -> None:
         self._utf8 = bytearray()
         self._ids = array("q")
         self._logprobs = array("d")
         self._scored: list[Scored] = []
+        self._prompt: list[Score] = []
 
     def add(self, delta: Delta) -> None:
         self._utf8 += delta.text.encode()
         self._ids.extend(delta.token_ids)
         self._logprobs.extend(delta.logprobs)
         self._scored += delta.scored
+        self._prompt += delta.prompt
 
     def merged(self, branch: int) -> Delta:
-        ids, logprobs = tuple(self._ids), tuple(self._logprobs)
-        return Delta(self._utf8.decode(), ids, logprobs, branch, tuple(self._scored))
+        return Delta(
+            self._utf8.decode(),
+            tuple(self._ids),
+            tuple(self._logprobs),
+            branch,
+            tuple(self._scored),
+            tuple(self._prompt),
+        )

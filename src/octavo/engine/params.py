@@ -55,7 +55,8 @@ class SamplingParams:
     the answer. None of the `bad_words` appears in it, neither at its start nor after a space.
 
     With `logprobs` each token of the answer comes with the log-probabilities of so many likeliest
-    ones, 0 to 20. They are the model's, before anything above.
+    ones, 0 to 20; with `prompt_logprobs` each token of the prompt but the first does, and then
+    nothing of it is taken from the cache. They are the model's, before anything above.
 
     With `cache` off the prompt is computed whole, and nothing of it is cached. Prompts of one
     `cache_salt` share their beginnings with each other only. `cache_control`, as
@@ -86,6 +87,7 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     max_tokens: int | None = None
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
@@ -126,8 +128,9 @@ class SamplingParams:
         _integer("min_tokens", self.min_tokens, 0)
         _integer("n", self.n, 1, MAX_ANSWERS)
         _integer("priority", self.priority, -(2**31), 2**31 - 1)
-        if self.logprobs is not None:
-            _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _integer(name, getattr(self, name), 0, MAX_LOGPROBS)
         if self.seed is not None:
             _integer("seed", self.seed, -(2**63), 2**64 - 1)
         if self.max_tokens is not None:

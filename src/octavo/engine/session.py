@@ -171,6 +171,12 @@ class Session:
             raise InvalidRequest(
                 f"n is {params.n}: a session goes on from one answer; fork it instead", param="n"
             )
+        if params.prompt_logprobs is not None:
+            raise InvalidRequest(
+                "prompt_logprobs needs the whole prompt computed, which a session spares;"
+                " leave it out",
+                param="prompt_logprobs",
+            )
         ticket = self._door.completion(tokens, params)
         after = None if self._kept is None else self._kept.name
         request = replace(ticket.request, keep=True, after=after)

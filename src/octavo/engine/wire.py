@@ -15,7 +15,7 @@ import msgspec
 
 from octavo.config import EngineConfig
 from octavo.core.budget import Limits
-from octavo.core.events import CancelReason, Explanation, Finished, Refused, Token
+from octavo.core.events import CancelReason, Explanation, Finished, PromptScored, Refused, Token
 from octavo.core.request import Request
 from octavo.engine.engine import EngineStatus
 from octavo.errors import EngineError, OctavoError
@@ -107,9 +107,10 @@ class Reply(msgspec.Struct, frozen=True, array_like=True):
 
 
 class News(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """What came of one turn. Tokens come before the ends of their answers."""
+    """What came of one turn. Scores come before tokens, these before the ends of their answers."""
 
     status: EngineStatus
+    scores: tuple[PromptScored, ...] = ()
     tokens: tuple[Token, ...] = ()
     ends: tuple[Finished, ...] = ()
     refusals: tuple[Refused, ...] = ()

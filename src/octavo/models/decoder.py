@@ -10,7 +10,7 @@ import numpy as np
 
 from octavo.models.spec import ModelSpec
 from octavo.models.weights.pack import LayerWeights, Weights
-from octavo.ops.api import F32, TILE_TOKENS, Batch, KVPages, KVPool, KVType, Ops
+from octavo.ops.api import F32, I32, TILE_TOKENS, Batch, KVPages, KVPool, KVType, Ops
 
 
 class Decoder:
@@ -44,6 +44,8 @@ class Decoder:
         self._rows = np.empty((max_rows, spec.hidden_size), np.float32)
         self._logits = np.empty((max_rows, spec.vocab_size), np.float32)
         self._places = _places(spec)
+        self._computed = 0
+        """Tokens of the last batch."""
 
     @property
     def scratch_bytes(self) -> int:
@@ -70,9 +72,18 @@ class Decoder:
         for layer, (group, index, window) in zip(weights.layers, self._places, strict=True):
             pages = KVPages(pool, layout, index, batch.tables[group])
             self._layer(layer, x, batch, pages, window)
-        last, logits = self._rows[:rows], self._logits[:rows]
-        ops.take_rows(x, batch.logit_rows, last)
-        ops.linear(last, weights.head, logits, norm=weights.final_norm)
+        self._computed = tokens
+        return self.logits(batch.logit_rows)
+
+    def logits(self, rows: I32) -> F32:
+        """The logits of these rows of the batch that was computed last, at most `max_rows`.
+
+        Returns  logits float32 [R, V], a view that the next call overwrites.
+        """
+        x, count = self._residual[: self._computed], len(rows)
+        last, logits = self._rows[:count], self._logits[:count]
+        self.ops.take_rows(x, rows, last)
+        self.ops.linear(last, self.weights.head, logits, norm=self.weights.final_norm)
         return logits
 
     def _layer(

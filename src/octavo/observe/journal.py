@@ -35,7 +35,7 @@ from octavo.core.calls import (
     SetLimits,
     Submit,
 )
-from octavo.core.events import CancelReason, Decision, Event, Finished, Refused, Token
+from octavo.core.events import CancelReason, Decision, Event, Finished, PromptScored, Refused, Token
 from octavo.core.plan import (
     Bind,
     BlockCopy,
@@ -257,7 +257,7 @@ def _plan(plan: StepPlan) -> _Plan:
 
 def _said(answer: Answer) -> tuple[tuple[str, Any], ...]:
     assert isinstance(answer, tuple)
-    return _named(event for event in answer if not isinstance(event, Token))
+    return _named(event for event in answer if not isinstance(event, Token | PromptScored))
 
 
 def _named(records: Iterable[Decision | Event]) -> tuple[tuple[str, Any], ...]:

@@ -5,17 +5,27 @@ from typing import Protocol
 
 import numpy as np
 
-from octavo.core.plan import Bind, BlockCopy, RowFailed, Sampled, Span, StepPlan, StepResult
+from octavo.core.plan import (
+    Bind,
+    BlockCopy,
+    RowFailed,
+    RowScores,
+    Sampled,
+    Span,
+    StepPlan,
+    StepResult,
+)
 from octavo.core.request import Request
 from octavo.ops.api import F32, Batch, KVPool, Ops
 from octavo.runtime.batch import RowTables, make_batch
 from octavo.runtime.edits import Edits
 from octavo.runtime.movers import Mover
 from octavo.runtime.sampler import Draw, Sampler
+from octavo.runtime.scores import Head, PromptScorer
 from octavo.runtime.storage import KVStorage
 
 
-class Network(Protocol):
+class Network(Head, Protocol):
     """A decoder: writes the KV of the batch, and gives the logits of its `logit_rows`."""
 
     def forward(self, batch: Batch, pool: KVPool) -> F32: ...
@@ -40,6 +50,7 @@ class ModelRunner:
         self._storage = storage
         self._mover = mover
         self._sampler = Sampler(ops, max_rows=rows)
+        self._scorer = PromptScorer(network, ops, max_rows=rows)
         self._block_size = storage.layout.block_size
         self._tables = RowTables(
             rows=rows, width=-(-max_context // self._block_size), groups=groups
@@ -48,6 +59,8 @@ class ModelRunner:
         self._last: dict[int, int] = {}
         self._edits: dict[int, Edits] = {}
         """Of the rows whose requests ask for any."""
+        self._scored: set[int] = set()
+        """The rows whose prompts are to be scored."""
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Carry out one plan: moves out, binds, table writes, copies, moves in, then all spans in
@@ -63,10 +76,21 @@ class ModelRunner:
         tokens = [self._tokens(span) for span in plan.spans]
         batch = make_batch(plan.spans, tokens, self._tables, self._block_size)
         logits = self._network.forward(batch, self._storage.pool)
-        return StepResult(plan.id, self._sample(logits, plan.spans), moved)
+        outcomes = self._sample(logits, plan.spans)
+        if not self._scored:
+            return StepResult(plan.id, outcomes, moved)
+        told = self._scorer.score(plan.spans, self._requests, batch)
+        failed = {one.row: one for one in told if isinstance(one, RowFailed)}
+        sound = tuple(one for one in outcomes if one.row not in failed)
+        scores = tuple(one for one in told if isinstance(one, RowScores))
+        return StepResult(plan.id, (*sound, *failed.values()), moved, scores)
 
     def _bind(self, bind: Bind) -> None:
         self._requests[bind.row] = bind.request
+        if bind.request.prompt_logprobs is None:
+            self._scored.discard(bind.row)
+        else:
+            self._scored.add(bind.row)
         edits = Edits.of(bind)
         if edits is None:
             self._edits.pop(bind.row, None)

@@ -17,6 +17,7 @@ from octavo.core.plan import RowFailed, Sampled
 from octavo.core.request import Request, Sampling
 from octavo.ops.api import F32, F64, Draws, Ops
 from octavo.runtime.edits import Edits, write
+from octavo.runtime.scores import likeliest
 
 _PHILOX_ROUNDS = 10
 _PHILOX_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
@@ -24,8 +25,6 @@ _PHILOX_WEYL = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
 _MASK32 = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 _COLDEST = float(np.finfo(np.float32).tiny)
-_BEST = Sampling(temperature=1.0, top_k=1)
-"""As a draw, what takes the highest logit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +100,8 @@ class Sampler:
             for index, one in edits.items():
                 one.check(draws[index].position)
             originals = write(self._ops, logits, edits)
-            tokens = self._draw(logits, others, [draws[index] for index in others])
-            for index, high, token in zip(others, highest, tokens.tolist(), strict=True):
+            tokens = self._take(logits, others, draws)
+            for index, high, token in zip(others, highest, tokens, strict=True):
                 logit = originals.get(index, token) if index in edits else None
                 below = (float(logits[index, token]) if logit is None else logit) - high
                 outcomes[index] = _outcome(draws[index], token, below + float(logprob[index]))
@@ -116,24 +115,33 @@ class Sampler:
         self, logits: F32, rows: Sequence[int], draws: Sequence[Draw]
     ) -> dict[int, Likeliest]:
         """The likeliest tokens of each of these rows, as many as its request asks for."""
-        most = min(max(draws[row].request.top_logprobs for row in rows), logits.shape[1])
-        ids, values = np.empty((len(rows), most), np.int32), np.empty((len(rows), most), np.float32)
-        self._ops.likeliest(logits, np.array(rows, np.int32), ids, values)
-        tops = {}
-        for row, tokens, found in zip(rows, ids.tolist(), values.tolist(), strict=True):
-            count, offset = draws[row].request.top_logprobs, float(self._logprob[row])
-            logprobs = (value - found[0] + offset for value in found[:count])
-            tops[row] = tuple(zip(tokens[:count], logprobs, strict=True))
-        return tops
+        counts = [draws[row].request.top_logprobs for row in rows]
+        greatest = self._logprob[list(rows)].tolist()
+        return dict(zip(rows, likeliest(self._ops, logits, rows, counts, greatest), strict=True))
+
+    def _take(self, logits: F32, rows: Sequence[int], draws: Sequence[Draw]) -> list[int]:
+        """The tokens taken from these rows, -1 where none may be; masked logits are gone then."""
+        for row in rows:
+            if draws[row].masks:
+                logits[row, list(draws[row].request.stop_token_ids)] = -np.inf
+        drawn = [row for row in rows if not draws[row].request.sampling.greedy]
+        best = [row for row in rows if draws[row].request.sampling.greedy]
+        tokens: dict[int, int] = {}
+        if best:
+            ids, values = np.empty((len(best), 1), np.int32), np.empty((len(best), 1), np.float32)
+            self._ops.likeliest(logits, np.array(best, np.int32), ids, values)
+            found = np.where(np.isfinite(values), ids, -1)[:, 0]
+            tokens |= zip(best, found.tolist(), strict=True)
+        if drawn:
+            found = self._draw(logits, drawn, [draws[row] for row in drawn])
+            tokens |= zip(drawn, found.tolist(), strict=True)
+        return [tokens[row] for row in rows]
 
     def _draw(
         self, logits: F32, rows: Sequence[int], draws: Sequence[Draw]
     ) -> npt.NDArray[np.int32]:
-        """The tokens drawn from these rows, -1 where none may be; masked logits are gone then."""
-        for row, draw in zip(rows, draws, strict=True):
-            if draw.masks:
-                logits[row, list(draw.request.stop_token_ids)] = -np.inf
-        asked = [_BEST if one.request.sampling.greedy else one.request.sampling for one in draws]
+        """The tokens drawn from these rows, -1 where none may be."""
+        asked = [draw.request.sampling for draw in draws]
         places = [draw.position for draw in draws]
         out = self._drawn[: len(rows)]
         vocabulary = logits.shape[1]

@@ -9,7 +9,7 @@ from itertools import accumulate
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from octavo.core.events import Receipt
+from octavo.core.events import Receipt, Score
 from octavo.engine.door import Ticket
 from octavo.serve.service import Item, Service
 from octavo.text.assembler import Delta, Ended, Scored
@@ -113,11 +113,12 @@ def _longest(spans: Sequence[tuple[float, float | None]]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole answer: the joined stream."""
+    """A whole answer: the joined stream. The scores of a prompt stand in its first answer."""
 
     text: str
     ended: Ended
     scored: tuple[Scored, ...] = ()
+    prompt: tuple[Score, ...] = ()
 
 
 async def collect(service: Service, tickets: Sequence[Ticket], tally: Tally) -> tuple[Answer, ...]:
@@ -136,6 +137,7 @@ async def collect(service: Service, tickets: Sequence[Ticket], tally: Tally) -> 
             "".join([part.text for part in parts]),
             ends[index],
             tuple([one for part in parts for one in part.scored]),
+            tuple([one for part in parts for one in part.prompt]),
         )
         for index, parts in enumerate(deltas)
     )

@@ -13,7 +13,14 @@ from starlette.responses import Response
 from octavo.engine.door import Ticket
 from octavo.serve.answers import OctavoUsage, Tally, Usage, collect, merge
 from octavo.serve.errors import json_response
-from octavo.serve.logprobs import ChatLogprobs, chat_logprobs, chat_params
+from octavo.serve.logprobs import (
+    ChatLogprobs,
+    PromptLogprobs,
+    chat_logprobs,
+    chat_params,
+    prompt_logprobs,
+    prompt_params,
+)
 from octavo.serve.requests import (
     NEUTRAL_EVERYWHERE,
     Neutral,
@@ -66,6 +73,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     model: str | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    prompt_logprobs: int | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     stream: bool | None = None
@@ -107,6 +115,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     choices: tuple[ChatChoice, ...]
     usage: Usage
     octavo: OctavoUsage
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,6 +133,7 @@ async def create_chat_completion(service: Service, request: Request) -> Response
     body = await read_body(request, service.settings.max_body_bytes)
     asked, params = parse(body, ChatRequest, NEUTRAL, service.settings.defaults)
     params = chat_params(params, asked.logprobs, asked.top_logprobs)
+    params = prompt_params(params, asked.prompt_logprobs, asked.stream)
     model = service.model_named(asked.model)
     options = check_stream_options(asked.stream, asked.stream_options)
     ending = ending_of(asked.add_generation_prompt, asked.continue_final_message)
@@ -155,6 +165,9 @@ async def create_chat_completion(service: Service, request: Request) -> Response
             choices=choices,
             usage=tally.usage(),
             octavo=tally.cost(asked.user),
+            prompt_logprobs=UNSET
+            if asked.prompt_logprobs is None
+            else prompt_logprobs(tokenizer, answers[0].prompt, asked.prompt_logprobs),
         )
     )
 

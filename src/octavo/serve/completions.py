@@ -1,6 +1,7 @@
 """POST /v1/completions: plain continuation of one prompt or several."""
 
 import time
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -10,12 +11,21 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.core.events import Score
 from octavo.engine.door import Ticket
 from octavo.engine.params import SamplingParams
 from octavo.errors import InvalidRequest
-from octavo.serve.answers import OctavoUsage, Tally, Usage, collect, merge
+from octavo.serve.answers import Answer, OctavoUsage, Tally, Usage, collect, merge
+from octavo.serve.echo import Echo, echo_of
 from octavo.serve.errors import json_response
-from octavo.serve.logprobs import CompletionLogprobs, completion_logprobs
+from octavo.serve.logprobs import (
+    CompletionLogprobs,
+    PromptLogprobs,
+    completion_logprobs,
+    echo_logprobs,
+    prompt_logprobs,
+    prompt_params,
+)
 from octavo.serve.requests import (
     NEUTRAL_EVERYWHERE,
     Neutral,
@@ -24,9 +34,9 @@ from octavo.serve.requests import (
     parse,
     read_body,
 )
-from octavo.serve.service import Service
+from octavo.serve.service import Item, Service
 from octavo.serve.stream import stream_response, while_connected
-from octavo.text.assembler import Delta
+from octavo.text.assembler import Delta, Scored
 from octavo.text.tokenizer import Tokenizer
 
 NEUTRAL: Neutral = {
@@ -47,6 +57,7 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     prompt: str | list[str | int | list[int]]
     model: str | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     echo: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -59,6 +70,7 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None
     stop_reason: str | int | None = None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,13 +91,7 @@ async def create_completion(service: Service, request: Request) -> Response:
     asked, params = parse(body, CompletionRequest, NEUTRAL, service.settings.defaults)
     model = service.model_named(asked.model)
     options = check_stream_options(asked.stream, asked.stream_options)
-    with_logprobs = asked.logprobs is not None
-    if with_logprobs and asked.echo:
-        raise InvalidRequest(
-            "echo with logprobs needs those of the prompt, which are not supported yet; send one",
-            param="echo",
-        )
-    params = replace(params, logprobs=asked.logprobs)
+    params = _scoring(params, asked)
     prompts = split_prompts(asked.prompt)
     tickets = await service.at_door(
         len(body),
@@ -97,27 +103,13 @@ async def create_completion(service: Service, request: Request) -> Response:
     blank = Completion(
         id=f"cmpl-{tickets[0].request.id}", created=int(time.time()), model=model, choices=()
     )
-    tokenizer = service.door.tokenizer
-    echoes = [
-        _prompt_text(prompt, params, tokenizer) if asked.echo else ""
-        for prompt in prompts
-        for _ in range(params.n)
-    ]
+    view = _View(service.door.tokenizer, asked, params, prompts, tickets)
     if asked.stream:
-        chunks = _chunks(service, tickets, blank, echoes, options, asked.user)
+        chunks = _chunks(service, tickets, blank, view, options, asked.user)
         return await stream_response(request.receive, chunks)
     tally = Tally(tickets)
     answers = await while_connected(request.receive, collect(service, tickets, tally))
-    choices = tuple(
-        CompletionChoice(
-            index=index,
-            text=echoes[index] + answer.text,
-            logprobs=completion_logprobs(tokenizer, answer.scored) if with_logprobs else None,
-            finish_reason=answer.ended.finish_reason,
-            stop_reason=answer.ended.stop_reason,
-        )
-        for index, answer in enumerate(answers)
-    )
+    choices = tuple(view.whole(index, answers) for index in range(len(answers)))
     whole = msgspec.structs.replace(
         blank, choices=choices, usage=tally.usage(), octavo=tally.cost(asked.user)
     )
@@ -145,54 +137,136 @@ def split_prompts(prompt: str | list[str | int | list[int]]) -> Sequence[str | S
     return [part for part in prompt if not isinstance(part, int)]
 
 
-def _prompt_text(prompt: str | Sequence[int], params: SamplingParams, tokenizer: Tokenizer) -> str:
-    """A prompt as an echo shows it."""
-    if isinstance(prompt, str):
-        return prompt
-    return tokenizer.decode(prompt, skip_special=params.skip_special_tokens)
+def _scoring(params: SamplingParams, asked: CompletionRequest) -> SamplingParams:
+    """With what is to be scored of answer and prompt. An echo with logprobs has those of the prompt
+    too.
+
+    Raises   InvalidRequest naming what is out of range.
+    """
+    params = prompt_params(params, asked.prompt_logprobs, asked.stream)
+    params = replace(params, logprobs=asked.logprobs)
+    if not asked.echo or asked.logprobs is None:
+        return params
+    return replace(params, prompt_logprobs=max(asked.logprobs, asked.prompt_logprobs or 0))
+
+
+class _View:
+    """How the choices of a request show their answers."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        asked: CompletionRequest,
+        params: SamplingParams,
+        prompts: Sequence[str | Sequence[int]],
+        tickets: Sequence[Ticket],
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._logprobs = asked.logprobs
+        self._prompt_logprobs = asked.prompt_logprobs
+        self._branches = params.n
+        self._echoes: list[Echo] = []
+        if asked.echo:
+            self._echoes = [
+                echo_of(
+                    prompt,
+                    ticket.request.prompt,
+                    tokenizer,
+                    skip_special=params.skip_special_tokens,
+                )
+                for prompt, ticket in zip(prompts, tickets, strict=True)
+            ]
+
+    def prompt_of(self, index: int) -> int:
+        """Which prompt a choice answers."""
+        return index // self._branches
+
+    def whole(self, index: int, answers: Sequence[Answer]) -> CompletionChoice:
+        answer = answers[index]
+        scores = answers[self.prompt_of(index) * self._branches].prompt
+        echo = self.echo(index, scores)
+        logprobs = self._of_answer(index, answer.scored)
+        if echo is not None and echo.logprobs is not None and logprobs is not None:
+            logprobs = echo.logprobs.then(logprobs)
+        return CompletionChoice(
+            index=index,
+            text=("" if echo is None else echo.text) + answer.text,
+            logprobs=logprobs,
+            finish_reason=answer.ended.finish_reason,
+            stop_reason=answer.ended.stop_reason,
+            prompt_logprobs=UNSET
+            if self._prompt_logprobs is None
+            else prompt_logprobs(self._tokenizer, scores, self._prompt_logprobs),
+        )
+
+    def echo(self, index: int, scores: Sequence[Score]) -> CompletionChoice | None:
+        """The prompt of a choice, as a piece that comes before the others."""
+        if not self._echoes:
+            return None
+        echo = self._echoes[self.prompt_of(index)]
+        return CompletionChoice(
+            index=index,
+            text=echo.text,
+            logprobs=None
+            if self._logprobs is None
+            else echo_logprobs(self._tokenizer, echo, scores, self._logprobs),
+            finish_reason=None,
+        )
+
+    def piece(self, index: int, item: Item) -> CompletionChoice | None:
+        """What comes next of a choice; nothing while it is held back."""
+        if not isinstance(item, Delta):
+            return CompletionChoice(
+                index=index,
+                text="",
+                finish_reason=item.finish_reason,
+                stop_reason=item.stop_reason,
+            )
+        if not item.text and not item.scored:
+            return None
+        return CompletionChoice(
+            index=index,
+            text=item.text,
+            logprobs=self._of_answer(index, item.scored) if item.scored else None,
+            finish_reason=None,
+        )
+
+    def _of_answer(self, index: int, scored: Sequence[Scored]) -> CompletionLogprobs | None:
+        if self._logprobs is None:
+            return None
+        before = len(self._echoes[self.prompt_of(index)].text) if self._echoes else 0
+        return completion_logprobs(self._tokenizer, scored, before)
 
 
 async def _chunks(
     service: Service,
     tickets: Sequence[Ticket],
     blank: Completion,
-    echoes: Sequence[str],
+    view: _View,
     options: StreamOptions,
     user: str | None,
 ) -> AsyncGenerator[Completion, None]:
     """Of each choice its echo, if there is one, then text, then the reason it ended; then usage if
     asked."""
-    tally, tokenizer = Tally(tickets), service.door.tokenizer
+    tally = Tally(tickets)
     absent = None if options.include_usage else UNSET
-    unsaid = {index: echo for index, echo in enumerate(echoes) if echo}
+    scores: defaultdict[int, list[Score]] = defaultdict(list)
+    """Of each prompt; they come before its answers."""
+    begun: set[int] = set()
     async with aclosing(merge(service, tickets)) as items:
         async for index, item in items:
             tally.add(item)
-            choices = []
-            if index in unsaid:
-                choices.append(
-                    CompletionChoice(index=index, text=unsaid.pop(index), finish_reason=None)
-                )
-            if not isinstance(item, Delta):
-                choices.append(
-                    CompletionChoice(
-                        index=index,
-                        text="",
-                        finish_reason=item.finish_reason,
-                        stop_reason=item.stop_reason,
-                    )
-                )
-            elif item.scored:
-                logprobs = completion_logprobs(tokenizer, item.scored)
-                choices.append(
-                    CompletionChoice(
-                        index=index, text=item.text, logprobs=logprobs, finish_reason=None
-                    )
-                )
-            elif item.text:
-                choices.append(CompletionChoice(index=index, text=item.text, finish_reason=None))
-            for choice in choices:
-                usage = tally.usage() if options.continuous_usage_stats else absent
-                yield msgspec.structs.replace(blank, choices=(choice,), usage=usage)
+            if isinstance(item, Delta) and item.prompt:
+                scores[view.prompt_of(index)] += item.prompt
+                if not item.token_ids:
+                    continue
+            pieces = [view.piece(index, item)]
+            if index not in begun:
+                begun.add(index)
+                pieces.insert(0, view.echo(index, scores[view.prompt_of(index)]))
+            for choice in pieces:
+                if choice is not None:
+                    usage = tally.usage() if options.continuous_usage_stats else absent
+                    yield msgspec.structs.replace(blank, choices=(choice,), usage=usage)
     if options.include_usage:
         yield msgspec.structs.replace(blank, usage=tally.usage(), octavo=tally.cost(user))

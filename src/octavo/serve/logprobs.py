@@ -1,5 +1,5 @@
 """Log-probabilities as OpenAI's endpoints show them: one entry for each token of the answer that
-usage counts, the end token too.
+usage counts, the end token too; and those of prompts, as vLLM shows them.
 
 They are those of the model, before temperature, penalties and all else that sampling does.
 """
@@ -10,8 +10,10 @@ from functools import partial
 
 import msgspec
 
+from octavo.core.events import Score
 from octavo.engine.params import SamplingParams
 from octavo.errors import InvalidRequest
+from octavo.serve.echo import Echo
 from octavo.serve.requests import naming, renamed
 from octavo.text.assembler import Scored
 from octavo.text.tokenizer import Tokenizer
@@ -43,12 +45,35 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
     """The older form, by columns. Each map of `top_logprobs` has the token itself as well; of
-    tokens with the same text it has the likeliest. `text_offset` counts characters."""
+    tokens with the same text it has the likeliest. `text_offset` counts characters. Of a prompt the
+    first token has no log-probability."""
 
     text_offset: tuple[int, ...]
-    token_logprobs: tuple[float, ...]
+    token_logprobs: tuple[float | None, ...]
     tokens: tuple[str, ...]
-    top_logprobs: tuple[dict[str, float], ...]
+    top_logprobs: tuple[dict[str, float] | None, ...]
+
+    def then(self, other: "CompletionLogprobs") -> "CompletionLogprobs":
+        """The columns of a text that goes on with another."""
+        return CompletionLogprobs(
+            self.text_offset + other.text_offset,
+            self.token_logprobs + other.token_logprobs,
+            self.tokens + other.tokens,
+            self.top_logprobs + other.top_logprobs,
+        )
+
+
+class PromptLogprob(msgspec.Struct, frozen=True):
+    """`rank` 1 is the likeliest."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = tuple[dict[str, PromptLogprob] | None, ...]
+"""Of each token of a prompt those likeliest in its place, and it itself, by their ids as text; None
+for the first token."""
 
 
 def chat_params(params: SamplingParams, logprobs: bool | None, top: int | None) -> SamplingParams:
@@ -59,6 +84,40 @@ def chat_params(params: SamplingParams, logprobs: bool | None, top: int | None) 
         return params
     with naming(partial(renamed, {"logprobs": "top_logprobs"})):
         return replace(params, logprobs=top or 0)
+
+
+def prompt_params(params: SamplingParams, count: int | None, stream: bool | None) -> SamplingParams:
+    """Raises  InvalidRequest naming prompt_logprobs: out of range, or the answer is streamed."""
+    if count is not None and stream:
+        raise InvalidRequest("prompt_logprobs needs stream: false", param="prompt_logprobs")
+    return replace(params, prompt_logprobs=count)
+
+
+def prompt_logprobs(tokenizer: Tokenizer, scores: Sequence[Score], count: int) -> PromptLogprobs:
+    def entry(score: Score) -> dict[str, PromptLogprob]:
+        ranked = [(rank, *pair) for rank, pair in enumerate(score.top[:count], 1)]
+        return {
+            str(token): PromptLogprob(
+                max(logprob, LEAST), rank, _shown(tokenizer.token_bytes(token))
+            )
+            for rank, token, logprob in (*ranked, (score.rank, score.token, score.logprob))
+        }
+
+    return (None, *(entry(score) for score in scores))
+
+
+def echo_logprobs(
+    tokenizer: Tokenizer, echo: Echo, scores: Sequence[Score], count: int
+) -> CompletionLogprobs:
+    """Of a prompt that comes before its answer."""
+    scored = [
+        Scored(score.token, score.logprob, score.top[:count], offset)
+        for score, offset in zip(scores, echo.offsets[1:], strict=True)
+    ]
+    first = CompletionLogprobs(
+        echo.offsets[:1], (None,), (_shown(tokenizer.token_bytes(echo.tokens[0])),), (None,)
+    )
+    return first.then(completion_logprobs(tokenizer, scored))
 
 
 def chat_logprobs(tokenizer: Tokenizer, scored: Sequence[Scored]) -> ChatLogprobs:

@@ -26,7 +26,6 @@ NEUTRAL_EVERYWHERE: Neutral = {
     "length_penalty": (1,),
     "logits_processors": (),
     "metadata": ({},),
-    "prompt_logprobs": (),
     "request_id": (),
     "response_format": ({"type": "text"},),
     "return_token_ids": (False,),

@@ -15,7 +15,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from octavo.core.plan import Bind, RowFailed, Sampled, Span, StepPlan, StepResult
+from octavo.core.events import Score
+from octavo.core.plan import Bind, RowFailed, RowScores, Sampled, Span, StepPlan, StepResult
 from octavo.core.request import Request, Sampling
 from octavo.core.windows import Windows
 
@@ -113,7 +114,18 @@ class OracleRunner:
             if move.kind == "out":
                 self._slots[move.slot] = list(self._cells[move.block])
         told = tuple(outcome for outcome in outcomes if outcome is not None)
-        return StepResult(plan.id, told, len(plan.moves))
+        scores = tuple(one for one in map(self._scores, plan.spans) if one is not None)
+        return StepResult(plan.id, told, len(plan.moves), scores)
+
+    def _scores(self, span: Span) -> RowScores | None:
+        """Of a prompt that is to be scored: each token is as likely as its position says."""
+        request = self._rows[span.row].request
+        tokens = request.prompt[span.start + 1 : span.stop + 1]
+        if request.prompt_logprobs is None or not tokens:
+            return None
+        first = span.start + 1
+        scores = [Score(token, -float(at), 1) for at, token in enumerate(tokens, first)]
+        return RowScores(span.row, first, tuple(scores))
 
     def _bound(self, bind: Bind) -> _Row:
         request, length = bind.request, len(bind.request.prompt) + len(bind.answered)

@@ -3,7 +3,15 @@
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from octavo.core.events import Finished, FinishReason, Likeliest, Receipt, Token
+from octavo.core.events import (
+    Finished,
+    FinishReason,
+    Likeliest,
+    PromptScored,
+    Receipt,
+    Score,
+    Token,
+)
 from octavo.text.detokenizer import Detokenizer
 from octavo.text.stops import Matched, StopStrings
 from octavo.text.tokenizer import Tokenizer
@@ -26,7 +34,8 @@ class Scored(NamedTuple):
 class Delta:
     """The next piece of an answer; `text` is empty while it may still become a stop string.
 
-    `scored` are its tokens, if the caller asked for their log-probabilities.
+    `scored` are its tokens, if the caller asked for their log-probabilities; `prompt` are tokens of
+    the prompt from the second on, if they are to be scored: they come before the answer.
     """
 
     text: str
@@ -34,6 +43,7 @@ class Delta:
     logprobs: tuple[float, ...]
     branch: int = 0
     scored: tuple[Scored, ...] = ()
+    prompt: tuple[Score, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +98,8 @@ class Assembler:
         self._branch = branch
         self._scores = scores
         self._characters = 0
+        self._prompt_scored = 1
+        """Up to which token: an engine that was started again tells the first ones twice."""
         self._detokenizer = Detokenizer(tokenizer, skip_special=skip_special)
         self._stops = StopStrings(rules.strings, include=rules.include_string)
         self._completion_tokens = 0
@@ -98,10 +110,14 @@ class Assembler:
         """A stop string was found: what the engine still sends no longer matters."""
         return self._stop_string is not None
 
-    def take(self, event: Token | Finished) -> tuple[Delta | Ended, ...]:
+    def take(self, event: Token | PromptScored | Finished) -> tuple[Delta | Ended, ...]:
         """What this event adds to the answer, in order."""
         if isinstance(event, Finished):
             return self._finish(event)
+        if isinstance(event, PromptScored):
+            new = event.scores[self._prompt_scored - event.first :]
+            self._prompt_scored += len(new)
+            return (Delta("", (), (), self._branch, prompt=new),) if new else ()
         if self.ended:
             return ()
         self._completion_tokens += 1

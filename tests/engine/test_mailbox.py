@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tests.engine.test_client import TOKENIZER, ticket
 
-from octavo.core.events import Finished, Receipt, Token
+from octavo.core.events import Finished, PromptScored, Receipt, Score, Token
 from octavo.engine.mailbox import Item, Mailbox
 from octavo.errors import EngineError
 from octavo.text.assembler import Delta, Ended
@@ -121,3 +121,20 @@ async def test_a_stop_string_needs_no_reader() -> None:
     text = TOKENIZER.decode([token(1).token], skip_special=False)
     mailbox = Mailbox(ticket("a", stop=text))
     assert [mailbox.put(token(number)) for number in range(2)] == [False, True]
+
+
+async def test_the_scores_of_a_prompt_wait_with_the_answer() -> None:
+    scores = tuple(Score(at, -at / 7, at) for at in range(1, 9))
+    mailbox = Mailbox(ticket("a"))
+    for event in (
+        PromptScored("a", 1, scores[:3]),
+        PromptScored("a", 1, scores[:5]),  # told again from the beginning by another engine
+        PromptScored("a", 6, scores[5:]),
+        token(0),
+        token(1),
+    ):
+        mailbox.put(event)
+    (item,) = await mailbox.take()
+    assert isinstance(item, Delta)
+    assert item.prompt == scores
+    assert item.token_ids == (token(0).token, token(1).token)

@@ -237,6 +237,28 @@ def test_generate_streams_and_passes_on_what_was_asked(
     assert (params.stop, params.stop_token_ids, params.ignore_eos) == (("a", "b"), (1, 2), True)
 
 
+def test_every_number_of_the_sampling_has_a_flag(llm: type[FakeLLM]) -> None:
+    asked = {
+        "typical_p": 0.5,
+        "top_n_sigma": 1.5,
+        "repetition_penalty": 1.25,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "dry_multiplier": 0.75,
+        "xtc_probability": 0.5,
+        "xtc_threshold": 0.25,
+    }
+    flags = [
+        each
+        for name, value in asked.items()
+        for each in ("--" + name.replace("_", "-"), str(value))
+    ]
+    assert exit_code("generate", "hi", *flags, "--bad-words", "a b", "--bad-words", "c") == 0
+    params = llm.asked[0][2]
+    assert {name: getattr(params, name) for name in asked} == asked
+    assert params.bad_words == ("a b", "c")
+
+
 def test_generate_with_engine_flags(llm: type[FakeLLM]) -> None:
     assert exit_code("generate", "hi", "--model", "m", "--threads", "1") == 0
     assert llm.settings["model"] == "m"

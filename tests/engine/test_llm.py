@@ -111,7 +111,7 @@ def test_a_stream_that_is_closed_frees_its_blocks(llm: LLM) -> None:
 def test_the_log_at_start_says_what_was_sized_and_chosen(
     demo_model_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, logger="octavo.engine.build")
+    caplog.set_level(logging.INFO, logger="octavo.engine")
     isa = available_sets()[-1]
     LLM(str(demo_model_path), kv_cache_memory="36MiB", max_model_len=100, threads=1, isa=isa)
     for words in (

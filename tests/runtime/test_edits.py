@@ -216,6 +216,34 @@ def test_a_bad_word_is_followed_while_it_is_answered(rng: np.random.Generator) -
         answer.append(token)
 
 
+def test_B064_what_pads_a_row_is_no_token_of_it() -> None:
+    """Rows of 3 and of 50 tokens, penalties in one only, and the tokens 0 and the last likely."""
+    logits = np.zeros((2, VOCABULARY), np.float32)
+    logits[:, 0], logits[:, VOCABULARY - 1] = 3.0, 2.9
+    short = draw(asking((1, 2, 3), penalty=Penalty(repetition=9.0, presence=2.0)), row=0)
+    long = draw(Request(id="l", prompt=(0, VOCABULARY - 1) * 25, max_tokens=9), row=1)
+    for order in ([short, long], [long, short]):
+        assert [outcome.token for outcome in sampled(logits.copy(), order)] == [0, 0]
+
+
+def test_B067_whoever_leaves_takes_nothing_along(rng: np.random.Generator) -> None:
+    """Rows come and go between the steps of one with a penalty."""
+    logits = (rng.standard_normal((6, 4, VOCABULARY)) * 2).astype(np.float32)
+    request = asking((1, 2), penalty=Penalty(repetition=1.3, frequency=1.0))
+    alone, answered = [], list[int]()
+    for step in range(6):
+        answered.append(sampled(logits[step, :1].copy(), [draw(request, answered)])[0].token)
+    kept = draw(request)
+    for step, others in enumerate((3, 1, 0, 2, 0, 3)):
+        one = replace(kept, position=2 + step)
+        more = [draw(asking((step,), penalty=PENALTIES[n]), row=n + 1) for n in range(others)]
+        token = sampled(logits[step, : 1 + others].copy(), [one, *more])[0].token
+        alone.append(token)
+        assert kept.edits is not None
+        kept.edits.append(token)
+    assert alone == answered
+
+
 def greedy_alone(request: Request, count: int) -> list[int]:
     """What `Successor` is followed by under the request's penalties."""
     answered: list[int] = []

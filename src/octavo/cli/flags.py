@@ -81,15 +81,7 @@ def _switch(name: str, on: bool) -> str:
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     """What an API caller may ask of an answer, under the same names."""
     group = parser.add_argument_group("sampling")
-    for flag, kind, text in (
-        ("--max-tokens", int, "longest answer, in tokens (default: the rest of the context)"),
-        ("--min-tokens", int, "tokens before which nothing ends the answer"),
-        ("--temperature", float, "0 takes the likeliest token (default: 1)"),
-        ("--top-p", float, "draw from the likeliest tokens that hold this share"),
-        ("--top-k", int, "draw from this many of the likeliest tokens; 0 is off"),
-        ("--min-p", float, "leave out tokens less likely than this share of the likeliest"),
-        ("--seed", int, "the same seed gives the same answer"),
-    ):
+    for flag, kind, text in _NUMBERS:
         group.add_argument(
             flag, type=kind, default=argparse.SUPPRESS, metavar=kind.__name__.upper(), help=text
         )
@@ -99,6 +91,13 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
         default=argparse.SUPPRESS,
         metavar="TEXT",
         help="end the answer before this text; may be given several times",
+    )
+    group.add_argument(
+        "--bad-words",
+        action="append",
+        default=argparse.SUPPRESS,
+        metavar="TEXT",
+        help="keep this text out of the answer; may be given several times",
     )
     group.add_argument(
         "--stop-token-ids",
@@ -116,14 +115,26 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+_NUMBERS = (
+    ("--max-tokens", int, "longest answer, in tokens (default: the rest of the context)"),
+    ("--min-tokens", int, "tokens before which nothing ends the answer"),
+    ("--temperature", float, "0 takes the likeliest token (default: 1)"),
+    ("--top-p", float, "draw from the likeliest tokens that hold this share"),
+    ("--top-k", int, "draw from this many of the likeliest tokens; 0 is off"),
+    ("--min-p", float, "leave out tokens less likely than this share of the likeliest"),
+    ("--typical-p", float, "draw from the least surprising tokens that hold this share"),
+    ("--top-n-sigma", float, "draw from logits within so many standard deviations; 0 is off"),
+    ("--repetition-penalty", float, "make tokens of prompt and answer less likely; 1 is off"),
+    ("--presence-penalty", float, "taken from the logits of tokens that the answer has"),
+    ("--frequency-penalty", float, "taken each time that the answer has the token"),
+    ("--dry-multiplier", float, "make it less likely to go on a repetition; 0 is off"),
+    ("--xtc-probability", float, "how often the likeliest of several choices are left out"),
+    ("--xtc-threshold", float, "the share that makes a token one of those choices"),
+    ("--seed", int, "the same seed gives the same answer"),
+)
 _SAMPLING = (
-    "max_tokens",
-    "min_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
+    *(flag.removeprefix("--").replace("-", "_") for flag, _, _ in _NUMBERS),
+    "bad_words",
     "stop",
     "stop_token_ids",
     "ignore_eos",

@@ -45,6 +45,8 @@ NEUTRAL: Neutral = {
     "function_call": ("none", "auto"),
     "functions": ([],),
     "include_reasoning": (True,),
+    "media_io_kwargs": ({},),
+    "mm_payload": (),
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),  # of no calls at all

@@ -43,6 +43,7 @@ NEUTRAL: Neutral = {
     **NEUTRAL_EVERYWHERE,
     "add_special_tokens": (True,),
     "best_of": (1,),
+    "prompt_embeds": (),
     "suffix": ("",),
 }
 

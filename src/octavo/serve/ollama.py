@@ -61,6 +61,7 @@ OPTION_NAMES: Names = {
     "temperature": "temperature",
     "top_k": "top_k",
     "top_p": "top_p",
+    "typical_p": "typical_p",
 }
 OPTION_NEUTRAL: Neutral = {
     "embedding_only": (False,),
@@ -79,7 +80,6 @@ OPTION_NEUTRAL: Neutral = {
     "penalize_newline": (True,),
     "repeat_last_n": (-1, 64),
     "tfs_z": (1,),
-    "typical_p": (1,),
     "use_mlock": (False,),
     "use_mmap": (True,),
     "vocab_only": (False,),

@@ -22,19 +22,30 @@ Neutral = Mapping[str, tuple[object, ...]]
 """Fields that other servers have and Octavo has not, each with the values that ask for nothing."""
 
 NEUTRAL_EVERYWHERE: Neutral = {
+    "ec_transfer_params": (),
     "kv_transfer_params": (),
     "length_penalty": (1,),
     "logits_processors": (),
+    "logprob_token_ids": ([],),
     "metadata": ({},),
+    "repetition_detection": (),
     "request_id": (),
     "response_format": ({"type": "text"},),
+    "return_prompt_text": (False,),
     "return_token_ids": (False,),
+    "return_token_offsets": (False,),
     "return_tokens_as_token_ids": (False,),
+    "routed_experts_prompt_start": (0,),
+    "session_id": (),
     "spaces_between_special_tokens": (True,),
+    "stream_interval": (1,),
     "structured_outputs": (),
+    "thinking_token_budget": (-1,),
     "truncate_prompt_tokens": (),
+    "truncation_side": (),
     "use_beam_search": (False,),
     "vllm_xargs": (),
+    "watermarking": (False,),
 }
 
 ELSEWHERE: Mapping[str, str] = {

@@ -1,6 +1,7 @@
 """The HTTP application: which path leads where."""
 
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -10,23 +11,140 @@ from starlette.routing import Route
 from octavo.engine.door import Door
 from octavo.observe.metrics import Facts, Metrics
 from octavo.observe.tracing import Tracing
-from octavo.serve import ollama, ollama_models
-from octavo.serve.admin import change_limits, flush_cache, show_limits
-from octavo.serve.cache import explain_cache
-from octavo.serve.chat import create_chat_completion
-from octavo.serve.completions import create_completion
-from octavo.serve.debug import list_requests, show_request
+from octavo.serve import (
+    admin,
+    cache,
+    chat,
+    completions,
+    debug,
+    health,
+    messages,
+    models,
+    ollama,
+    ollama_models,
+    responses,
+    tokenize,
+)
+from octavo.serve.dialect import ANTHROPIC, OLLAMA, OPENAI
 from octavo.serve.errors import HANDLERS
 from octavo.serve.guard import Guard, visit_of
-from octavo.serve.health import show_health, show_live, show_metrics, show_ready, show_version
-from octavo.serve.messages import count_tokens, create_message
-from octavo.serve.models import list_models, show_model
-from octavo.serve.responses import create_response
+from octavo.serve.openapi import Endpoint, Handler, shown
 from octavo.serve.service import Client, ServeSettings, Service
-from octavo.serve.tokenize import detokenize, tokenize
 from octavo.serve.tracing import CallerKept
 
-Handler = Callable[[Service, Request], Awaitable[Response]]
+ENDPOINTS = (
+    Endpoint(
+        path="/v1/chat/completions",
+        method="POST",
+        handler=chat.create_chat_completion,
+        reads=[chat.BODY],
+        answers=chat.ChatCompletion,
+        streams=OPENAI,
+    ),
+    Endpoint(
+        path="/v1/completions",
+        method="POST",
+        handler=completions.create_completion,
+        reads=[completions.BODY],
+        answers=completions.Completion,
+        streams=OPENAI,
+    ),
+    Endpoint(
+        path="/v1/responses",
+        method="POST",
+        handler=responses.create_response,
+        reads=[responses.BODY],
+        answers=responses.Response,
+        streams=OPENAI,
+    ),
+    Endpoint(path="/v1/models", handler=models.list_models, answers=models.ModelList),
+    Endpoint(path="/v1/models/{name:path}", handler=models.show_model, answers=models.ModelCard),
+    Endpoint(
+        path="/v1/messages",
+        method="POST",
+        handler=messages.create_message,
+        reads=[messages.BODY],
+        answers=messages.Message,
+        streams=ANTHROPIC,
+    ),
+    Endpoint(
+        path="/v1/messages/count_tokens",
+        method="POST",
+        handler=messages.count_tokens,
+        reads=[messages.COUNT_BODY],
+        answers=messages.TokenCount,
+    ),
+    Endpoint(
+        path="/api/chat",
+        method="POST",
+        handler=ollama.chat,
+        reads=[ollama.CHAT_BODY],
+        answers=ollama.Part,
+        streams=OLLAMA,
+    ),
+    Endpoint(
+        path="/api/generate",
+        method="POST",
+        handler=ollama.generate,
+        reads=[ollama.GENERATE_BODY],
+        answers=ollama.Part,
+        streams=OLLAMA,
+    ),
+    Endpoint(path="/api/tags", handler=ollama_models.list_tags, answers=ollama_models.Tags),
+    Endpoint(
+        path="/api/ps", handler=ollama_models.list_running, answers=ollama_models.RunningModels
+    ),
+    Endpoint(
+        path="/api/show",
+        method="POST",
+        handler=ollama_models.show_model,
+        reads=[ollama_models.SHOW_BODY],
+        answers=ollama_models.Shown,
+    ),
+    Endpoint(path="/api/version", handler=health.show_version, answers=health.Version),
+    Endpoint(
+        path="/tokenize",
+        method="POST",
+        handler=tokenize.tokenize,
+        reads=[tokenize.TOKENIZE_BODY],
+        answers=tokenize.Tokens,
+    ),
+    Endpoint(
+        path="/detokenize",
+        method="POST",
+        handler=tokenize.detokenize,
+        reads=[tokenize.DETOKENIZE_BODY],
+        answers=tokenize.Text,
+    ),
+    Endpoint(path="/health", handler=health.show_health, answers=health.Health),
+    Endpoint(path="/health/live", handler=health.show_live, answers=health.Health),
+    Endpoint(path="/health/ready", handler=health.show_ready, answers=health.Health),
+    Endpoint(path="/metrics", handler=health.show_metrics, answers=None),
+    Endpoint(path="/version", handler=health.show_version, answers=health.Version),
+    Endpoint(path="/admin/limits", handler=admin.show_limits, answers=admin.LimitsInForce),
+    Endpoint(
+        path="/admin/limits",
+        method="PATCH",
+        handler=admin.change_limits,
+        free_form=True,
+        answers=admin.LimitsInForce,
+    ),
+    Endpoint(
+        path="/admin/cache/flush",
+        method="POST",
+        handler=admin.flush_cache,
+        answers=admin.Flushed,
+    ),
+    Endpoint(
+        path="/debug/cache",
+        method="POST",
+        handler=cache.explain_cache,
+        reads=[chat.BODY, completions.BODY],
+        answers=cache.Explained,
+    ),
+    Endpoint(path="/debug/requests", handler=debug.list_requests, answers=debug.Accounts),
+    Endpoint(path="/debug/requests/{id}", handler=debug.show_request, answers=debug.Told),
+)
 
 
 def create_app(
@@ -45,38 +163,13 @@ def create_app(
         )
     )
     service = Service(client, door, settings, metrics, tracing=tracing)
-    endpoints = (
-        ("/v1/chat/completions", "POST", create_chat_completion),
-        ("/v1/completions", "POST", create_completion),
-        ("/v1/messages", "POST", create_message),
-        ("/v1/messages/count_tokens", "POST", count_tokens),
-        ("/v1/responses", "POST", create_response),
-        ("/v1/models", "GET", list_models),
-        ("/v1/models/{name:path}", "GET", show_model),
-        ("/tokenize", "POST", tokenize),
-        ("/detokenize", "POST", detokenize),
-        ("/api/chat", "POST", ollama.chat),
-        ("/api/generate", "POST", ollama.generate),
-        ("/api/tags", "GET", ollama_models.list_tags),
-        ("/api/ps", "GET", ollama_models.list_running),
-        ("/api/show", "POST", ollama_models.show_model),
-        ("/api/version", "GET", ollama_models.show_version),
-        ("/health", "GET", show_health),
-        ("/health/live", "GET", show_live),
-        ("/health/ready", "GET", show_ready),
-        ("/metrics", "GET", show_metrics),
-        ("/version", "GET", show_version),
-        ("/admin/limits", "GET", show_limits),
-        ("/admin/limits", "PATCH", change_limits),
-        ("/admin/cache/flush", "POST", flush_cache),
-        ("/debug/cache", "POST", explain_cache),
-        ("/debug/requests", "GET", list_requests),
-        ("/debug/requests/{id}", "GET", show_request),
+    described = Endpoint(
+        path="/openapi.json", handler=shown(ENDPOINTS, settings.version), answers=dict[str, Any]
     )
     routes = [
-        Route(place, _endpoint(service, handler), methods=[method])
-        for path, method, handler in endpoints
-        for place in _places(path)
+        Route(place, _endpoint(service, one.handler), methods=[one.method])
+        for one in (*ENDPOINTS, described)
+        for place in _places(one.path)
     ]
     app = Starlette(routes=routes, exception_handlers=HANDLERS)
     app.state.metrics = metrics

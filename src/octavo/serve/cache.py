@@ -60,11 +60,11 @@ def _tickets(service: Service, body: bytes) -> Sequence[Ticket]:
     """What would be asked of the engine, were the body sent to its own endpoint."""
     defaults = service.settings.defaults
     if "messages" in json_object(body):
-        talk, params = parse(body, chat.ChatRequest, chat.NEUTRAL, defaults)
+        talk, params = parse(body, chat.BODY, defaults)
         service.model_named(talk.model)
         ending = ending_of(talk.add_generation_prompt, talk.continue_final_message)
         return [service.door.chat(talk.messages, params, ending)]
-    asked, params = parse(body, completions.CompletionRequest, completions.NEUTRAL, defaults)
+    asked, params = parse(body, completions.BODY, defaults)
     service.model_named(asked.model)
     return [
         service.door.completion(prompt, params)

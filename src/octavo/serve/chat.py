@@ -23,16 +23,19 @@ from octavo.serve.logprobs import (
 )
 from octavo.serve.requests import (
     NEUTRAL_EVERYWHERE,
+    OPENAI_NAMES,
+    Body,
     Neutral,
     StreamOptions,
     check_stream_options,
+    messages_schema,
     parse,
     read_body,
 )
 from octavo.serve.service import Service
 from octavo.serve.stream import stream_response, while_connected
 from octavo.text.assembler import Delta
-from octavo.text.chat import ending_of
+from octavo.text.chat import ROLES, ending_of
 
 NEUTRAL: Neutral = {
     **NEUTRAL_EVERYWHERE,
@@ -81,6 +84,14 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
+
+
+BODY = Body(
+    shape=ChatRequest,
+    names=OPENAI_NAMES,
+    neutral=NEUTRAL,
+    details={"messages": messages_schema(ROLES, more={"name": {"type": "string"}})},
+)
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,7 +144,7 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
 async def create_chat_completion(service: Service, request: Request) -> Response:
     """The endpoint."""
     body = await read_body(request, service.settings.max_body_bytes)
-    asked, params = parse(body, ChatRequest, NEUTRAL, service.settings.defaults)
+    asked, params = parse(body, BODY, service.settings.defaults)
     params = chat_params(params, asked.logprobs, asked.top_logprobs)
     params = prompt_params(params, asked.prompt_logprobs, asked.stream)
     model = service.model_named(asked.model)

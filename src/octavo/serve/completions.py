@@ -28,6 +28,8 @@ from octavo.serve.logprobs import (
 )
 from octavo.serve.requests import (
     NEUTRAL_EVERYWHERE,
+    OPENAI_NAMES,
+    Body,
     Neutral,
     StreamOptions,
     check_stream_options,
@@ -65,6 +67,9 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     user: str | None = None
 
 
+BODY = Body(shape=CompletionRequest, names=OPENAI_NAMES, neutral=NEUTRAL)
+
+
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     text: str
@@ -89,7 +94,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 async def create_completion(service: Service, request: Request) -> Response:
     """The endpoint."""
     body = await read_body(request, service.settings.max_body_bytes)
-    asked, params = parse(body, CompletionRequest, NEUTRAL, service.settings.defaults)
+    asked, params = parse(body, BODY, service.settings.defaults)
     model = service.model_named(asked.model)
     options = check_stream_options(asked.stream, asked.stream_options)
     params = _scoring(params, asked)

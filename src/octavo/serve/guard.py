@@ -25,6 +25,7 @@ RIGHTS: Mapping[str, Right] = {
     "/v1/responses": "use",
     "/v1/models": "use",
     "/v1/models/{name:path}": "use",
+    "/openapi.json": "use",
     "/tokenize": "use",
     "/detokenize": "use",
     "/version": "use",

@@ -18,9 +18,11 @@ from octavo.serve.dialect import ANTHROPIC
 from octavo.serve.errors import json_response
 from octavo.serve.requests import (
     OWN_NAMES,
+    Body,
     Names,
     Neutral,
     capped,
+    messages_schema,
     naming,
     parse,
     read_body,
@@ -89,6 +91,11 @@ class MessagesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     system: str | list[Any] | None = None
     stream: bool | None = None
     metadata: Metadata | None = None
+
+
+DETAILS = {"messages": messages_schema(ROLES)}
+BODY = Body(shape=MessagesRequest, names=NAMES, neutral=NEUTRAL, details=DETAILS)
+COUNT_BODY = Body(shape=CountRequest, names=COUNT_NAMES, neutral=COUNT_NEUTRAL, details=DETAILS)
 
 
 class TokenCount(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,7 +179,7 @@ class MessageStop(msgspec.Struct, frozen=True, kw_only=True):
 async def create_message(service: Service, request: Request) -> Response:
     """The endpoint."""
     body = await read_body(request, service.settings.max_body_bytes)
-    asked, params = parse(body, MessagesRequest, NEUTRAL, service.settings.defaults, NAMES)
+    asked, params = parse(body, BODY, service.settings.defaults)
     model = service.model_named(asked.model)
     ticket = await service.at_door(len(body), lambda: _ticket(service.door, asked, params))
     user = None if asked.metadata is None else asked.metadata.user_id
@@ -197,7 +204,7 @@ async def create_message(service: Service, request: Request) -> Response:
 async def count_tokens(service: Service, request: Request) -> Response:
     """How many tokens the prompt of a message would have."""
     body = await read_body(request, service.settings.max_body_bytes)
-    asked, _ = parse(body, CountRequest, COUNT_NEUTRAL, service.settings.defaults, COUNT_NAMES)
+    asked, _ = parse(body, COUNT_BODY, service.settings.defaults)
     service.model_named(asked.model)
     count = await service.at_door(len(body), lambda: _count(service.door, asked))
     return json_response(TokenCount(input_tokens=count))

@@ -17,11 +17,13 @@ from octavo.serve.answers import OctavoUsage, Tally, collect, merge
 from octavo.serve.dialect import OLLAMA
 from octavo.serve.errors import json_response
 from octavo.serve.requests import (
+    Body,
     JsonObject,
     Names,
     Neutral,
     capped,
     convert,
+    messages_schema,
     naming,
     params_of,
     parse,
@@ -31,6 +33,7 @@ from octavo.serve.requests import (
 from octavo.serve.service import Service
 from octavo.serve.stream import stream_response, while_connected
 from octavo.text.assembler import Ended
+from octavo.text.chat import ROLES
 
 COMMON_NEUTRAL: Neutral = {
     "format": ("",),
@@ -120,6 +123,14 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     keep_alive: float | str | None = None
 
 
+CHAT_BODY = Body(
+    shape=ChatRequest,
+    neutral=CHAT_NEUTRAL,
+    details={"messages": messages_schema(ROLES) | {"minItems": 0}},
+)
+GENERATE_BODY = Body(shape=GenerateRequest, neutral=GENERATE_NEUTRAL)
+
+
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     role: str = "assistant"
     content: str
@@ -159,7 +170,7 @@ SaidAs = Callable[[str], dict[str, Any]]
 async def chat(service: Service, request: Request) -> Response:
     """The endpoint /api/chat."""
     body = await read_body(request, service.settings.max_body_bytes)
-    asked, _ = parse(body, ChatRequest, CHAT_NEUTRAL, service.settings.defaults, {})
+    asked, _ = parse(body, CHAT_BODY, service.settings.defaults)
     messages = asked.messages or []
 
     def ticket(door: Door, params: SamplingParams) -> Ticket:
@@ -172,7 +183,7 @@ async def chat(service: Service, request: Request) -> Response:
 async def generate(service: Service, request: Request) -> Response:
     """The endpoint /api/generate."""
     body = await read_body(request, service.settings.max_body_bytes)
-    asked, _ = parse(body, GenerateRequest, GENERATE_NEUTRAL, service.settings.defaults, {})
+    asked, _ = parse(body, GENERATE_BODY, service.settings.defaults)
     if asked.raw and asked.system:
         raise InvalidRequest("system has no place in a raw prompt; put it into it", param="system")
     prompt = asked.prompt or ""

@@ -1,4 +1,4 @@
-"""GET /api/tags, /api/ps and /api/version, POST /api/show: what Ollama's clients ask first."""
+"""GET /api/tags and /api/ps, POST /api/show: what Ollama's clients ask first."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -8,9 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.serve.errors import json_response
-from octavo.serve.health import Version
 from octavo.serve.ollama import served_name
-from octavo.serve.requests import Neutral, parse, read_body
+from octavo.serve.requests import Body, Neutral, parse, read_body
 from octavo.serve.service import Service
 from octavo.units import human_count
 
@@ -64,6 +63,9 @@ class ShowRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     verbose: bool | None = None
 
 
+SHOW_BODY = Body(shape=ShowRequest, neutral=SHOW_NEUTRAL)
+
+
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
     modelfile: str
     parameters: str = ""
@@ -108,13 +110,9 @@ async def list_running(service: Service, request: Request) -> Response:
     return json_response(RunningModels(models=running))
 
 
-async def show_version(service: Service, request: Request) -> Response:
-    return json_response(Version(version=service.settings.version))
-
-
 async def show_model(service: Service, request: Request) -> Response:
     body = await read_body(request, service.settings.max_body_bytes)
-    asked, _ = parse(body, ShowRequest, SHOW_NEUTRAL, service.settings.defaults, {})
+    asked, _ = parse(body, SHOW_BODY, service.settings.defaults)
     served_name(service, asked.name if asked.model is None else asked.model)
     about = service.settings.about
     kind = about.architecture

@@ -3,10 +3,10 @@
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -118,6 +118,40 @@ OWN_NAMES: Names = {name: name for name in SamplingFields.__struct_fields__}
 OPENAI_NAMES: Names = {**OWN_NAMES, "max_completion_tokens": "max_tokens"}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Body(Generic[Shape]):
+    """What the body of a request may hold: fields of its own, as `shape` says; those of
+    `SamplingFields` under the `names` of the API; and what is not supported, if `neutral`.
+    `details` are schemas of fields that are checked only at the door, for the document."""
+
+    shape: type[Shape]
+    names: Names = field(default_factory=dict)
+    neutral: Neutral = field(default_factory=dict)
+    details: Mapping[str, JsonObject] = field(default_factory=dict)
+
+
+def messages_schema(
+    roles: Sequence[str], *, parts: Sequence[str] = ("text",), more: JsonObject | None = None
+) -> JsonObject:
+    """The schema of a list of messages: of these roles, with content that is text or `parts`."""
+    part = {
+        "type": "object",
+        "properties": {
+            "type": {"enum": list(parts)},
+            "text": {"type": "string"},
+            "cache_control": {"type": "object"},
+        },
+        "required": ["type", "text"],
+    }
+    content = {"anyOf": [{"type": "string"}, {"type": "array", "items": part}]}
+    message = {
+        "type": "object",
+        "properties": {"role": {"enum": list(roles)}, "content": content, **(more or {})},
+        "required": ["role", "content"],
+    }
+    return {"type": "array", "items": message, "minItems": 1}
+
+
 async def read_body(request: Request, limit_bytes: int) -> bytes:
     """The whole body.
 
@@ -138,20 +172,17 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
 
 
 def parse(
-    body: bytes,
-    shape: type[Shape],
-    neutral: Neutral,
-    defaults: SamplingParams,
-    names: Names = OPENAI_NAMES,
+    body: bytes, known: Body[Shape], defaults: SamplingParams
 ) -> tuple[Shape, SamplingParams]:
     """The request and how to answer it. A null field counts as absent.
 
     Raises  InvalidRequest: broken JSON; a field is unknown, not supported, of the wrong type or out
             of range.
     """
-    fields = take_neutral(json_object(body), neutral)
-    sampling = {name: fields.pop(name) for name in names.keys() & fields.keys()}
-    return convert(fields, shape, names), params_of(sampling, defaults, names)
+    fields = take_neutral(json_object(body), known.neutral)
+    sampling = {name: fields.pop(name) for name in known.names.keys() & fields.keys()}
+    asked = convert(fields, known.shape, known.names)
+    return asked, params_of(sampling, defaults, known.names)
 
 
 def take_neutral(given: JsonObject, neutral: Neutral) -> JsonObject:

@@ -22,8 +22,10 @@ from octavo.serve.errors import json_response
 from octavo.serve.requests import (
     NEUTRAL_EVERYWHERE,
     OWN_NAMES,
+    Body,
     Names,
     Neutral,
+    messages_schema,
     naming,
     parse,
     read_body,
@@ -89,6 +91,19 @@ class ResponseRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     stream: bool | None = None
     metadata: dict[str, str] | None = None
     user: str | None = None
+
+
+INPUT = messages_schema(
+    ("system", "developer", "user", "assistant"),
+    parts=_PARTS,
+    more={"type": {"const": "message"}, "id": {"type": "string"}, "status": {"type": "string"}},
+)
+BODY = Body(
+    shape=ResponseRequest,
+    names=NAMES,
+    neutral=NEUTRAL,
+    details={"input": {"anyOf": [{"type": "string"}, INPUT]}},
+)
 
 
 class InputDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,7 +207,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 async def create_response(service: Service, request: Request) -> HTTPResponse:
     """The endpoint."""
     body = await read_body(request, service.settings.max_body_bytes)
-    asked, params = parse(body, ResponseRequest, NEUTRAL, service.settings.defaults, NAMES)
+    asked, params = parse(body, BODY, service.settings.defaults)
     _check_metadata(asked.metadata or {})
     model = service.model_named(asked.model)
     ticket = await service.at_door(len(body), lambda: _ticket(service.door, asked, params))

@@ -9,9 +9,9 @@ from starlette.responses import Response
 from octavo.engine.door import Door
 from octavo.errors import InvalidRequest
 from octavo.serve.errors import json_response
-from octavo.serve.requests import Neutral, parse, read_body
+from octavo.serve.requests import Body, Neutral, messages_schema, parse, read_body
 from octavo.serve.service import Service
-from octavo.text.chat import ending_of
+from octavo.text.chat import ROLES, ending_of
 
 NEUTRAL: Neutral = {
     "chat_template": (),
@@ -50,6 +50,12 @@ class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     model: str | None = None
 
 
+TOKENIZE_BODY = Body(
+    shape=TokenizeRequest, neutral=NEUTRAL, details={"messages": messages_schema(ROLES)}
+)
+DETOKENIZE_BODY = Body(shape=DetokenizeRequest)
+
+
 class Text(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str
 
@@ -57,7 +63,7 @@ class Text(msgspec.Struct, frozen=True, kw_only=True):
 async def tokenize(service: Service, request: Request) -> Response:
     """The token ids of a prompt, as they would be computed."""
     body = await read_body(request, service.settings.max_body_bytes)
-    asked, _ = parse(body, TokenizeRequest, NEUTRAL, service.settings.defaults, {})
+    asked, _ = parse(body, TOKENIZE_BODY, service.settings.defaults)
     service.model_named(asked.model)
     door = service.door
     ids = await service.at_door(len(body), lambda: _ids(door, asked))
@@ -72,7 +78,7 @@ async def tokenize(service: Service, request: Request) -> Response:
 async def detokenize(service: Service, request: Request) -> Response:
     """The text of token ids."""
     body = await read_body(request, service.settings.max_body_bytes)
-    asked, _ = parse(body, DetokenizeRequest, {}, service.settings.defaults, {})
+    asked, _ = parse(body, DETOKENIZE_BODY, service.settings.defaults)
     service.model_named(asked.model)
     return json_response(Text(prompt=service.door.decode(asked.tokens)))
 

@@ -103,6 +103,31 @@ class EngineConfig:
     api_key_file: str | None = _setting(
         None, "text", "TOML file of API keys with tenants and quotas: docs/security.md"
     )
+    ssl_certfile: str | None = _setting(
+        None, "text", "PEM file of the certificate chain, for HTTPS (default: plain HTTP)"
+    )
+    ssl_keyfile: str | None = _setting(
+        None, "text", "PEM file of its private key (default: it is in the same file)"
+    )
+    allowed_origins: tuple[str, ...] = _setting(
+        (),
+        "list",
+        "origins whose pages may use the server from a browser, as https://chat.example.org, or *"
+        " (default: its own only)",
+    )
+    root_path: str | None = _setting(
+        None, "text", "path below which a proxy shows the server, as /llm (default: none)"
+    )
+    max_body_size: int = _setting(8 * MIB, "size", "largest body of a request", low=1, high=1 << 31)
+    max_connections: int = _setting(
+        1000, "whole", "most connections at once; more are turned away with status 503", low=1
+    )
+    receive_timeout: float = _setting(
+        60.0, "duration", "time in which a request has to arrive", low=0.01, high=1e6
+    )
+    keep_alive_timeout: float = _setting(
+        75.0, "duration", "time for which a connection without a request stays", low=1.0, high=1e6
+    )
     max_model_len: int | None = _setting(
         None,
         "whole",

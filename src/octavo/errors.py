@@ -12,7 +12,8 @@ OctavoError
 │   ├── UnknownRequest           404  no request of this id is known any more
 │   ├── PayloadTooLarge          413  the body is larger than the server reads
 │   ├── RateLimited              429  the API key's quota is used up; try later
-│   └── Overloaded               429  a queue limit is reached; try later
+│   ├── Overloaded               429  a queue limit is reached; try later
+│   └── TooManyConnections       503  as many as the server takes are open; try later
 ├── SetupError                   the server cannot be set up as asked (CLI exit code 2)
 │   ├── ConfigError              a setting is out of range, or settings contradict each other
 │   ├── ModelFileError           a checkpoint is truncated, foreign, or not what its header says
@@ -86,6 +87,11 @@ class UnknownRequest(RequestError):
     code = "request_not_found"
 
 
+class ReceiveTimeout(RequestError):
+    status = 408
+    code = "request_timeout"
+
+
 class PayloadTooLarge(RequestError):
     status = 413
     code = "payload_too_large"
@@ -107,6 +113,13 @@ class Overloaded(RequestError):
     """Where in the queue the request would have been, from 1."""
     predicted_queue_s: float | None = None
     """How long it would have waited there, if that can be said."""
+
+
+class TooManyConnections(RequestError):
+    status = 503
+    kind = "overloaded_error"
+    code = "too_many_connections"
+    retry_after_s = 1.0
 
 
 class Expired(OctavoError):

@@ -6,6 +6,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import uvicorn
 from tests.text.vocabulary import metadata_of
@@ -31,7 +32,7 @@ from octavo.observe.histogram import nothing
 from octavo.observe.lives import Lives
 from octavo.observe.tracing import Tracing
 from octavo.serve.app import create_app
-from octavo.serve.protocol import BoundedProtocol
+from octavo.serve.protocol import BoundedProtocol, Bounds
 from octavo.serve.service import AboutModel, ServeSettings
 from octavo.text.assembler import Delta, Ended
 from octavo.text.tokenizer import Tokenizer
@@ -258,7 +259,9 @@ class _Server(uvicorn.Server):
 
 
 @contextmanager
-def serving(app: object, *, send_buffer: int = 0, unread_s: float = 0) -> Iterator[str]:
+def serving(
+    app: object, *, send_buffer: int = 0, unread_s: float = 0, bounds: Bounds | None = None
+) -> Iterator[str]:
     """`app` on a free port, in a thread of its own; gives its address. The machine holds
     `send_buffer` bytes for a reader, and drops one that takes nothing for `unread_s`."""
     listener = socket.create_server(("127.0.0.1", 0))
@@ -270,7 +273,7 @@ def serving(app: object, *, send_buffer: int = 0, unread_s: float = 0) -> Iterat
     server = _Server(
         uvicorn.Config(
             app,  # type: ignore[arg-type]
-            http=BoundedProtocol,
+            http=partial(BoundedProtocol, bounds=bounds),  # type: ignore[arg-type]
             log_config=None,
             lifespan="on",
             timeout_keep_alive=600,  # a slow machine is no reason to hang up on a test
@@ -293,6 +296,7 @@ def scripted_server(
     tracing: Tracing | None = None,
     send_buffer: int = 0,
     unread_s: float = 0,
+    bounds: Bounds | None = None,
     **settings: object,
 ) -> Iterator[Served]:
     tokenizer = byte_tokenizer()
@@ -301,5 +305,5 @@ def scripted_server(
     known = ServeSettings(model_names=("scripted", "org/alias"), version="1.2.3", about=ABOUT)
     told = replace(known, **settings)  # type: ignore[arg-type]
     app = create_app(client, door, told, tracing=tracing)
-    with serving(app, send_buffer=send_buffer, unread_s=unread_s) as url:
+    with serving(app, send_buffer=send_buffer, unread_s=unread_s, bounds=bounds) as url:
         yield Served(url, client, door)

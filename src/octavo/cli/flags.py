@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.config import DEFAULTS, RULES, EngineConfig, Sources, flag_of, load_config
+from octavo.units import human_bytes
 
 # A front's settings: they mean nothing to a command that answers in its own process.
 SERVER_ONLY = frozenset(
@@ -17,6 +18,14 @@ SERVER_ONLY = frozenset(
         "api_key",
         "admin_api_key",
         "api_key_file",
+        "ssl_certfile",
+        "ssl_keyfile",
+        "allowed_origins",
+        "root_path",
+        "max_body_size",
+        "max_connections",
+        "receive_timeout",
+        "keep_alive_timeout",
         "max_queued_requests",
         "max_queued_tokens",
         "max_queue_time",
@@ -154,6 +163,7 @@ def _help(name: str) -> str:
     notes = [f"one of {', '.join(map(str, rule.choices))}"] if rule.choices else []
     if default not in (None, ()):
         shown = f"{default:g}s" if rule.kind == "duration" else default
+        shown = human_bytes(default) if rule.kind == "size" else shown
         notes.append(f"default: {shown}")
     text = rule.help + (f" ({'; '.join(notes)})" if notes else "")
     return text.replace("%", "%%")

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -29,6 +30,7 @@ from octavo.serve.dialect import ANTHROPIC, OLLAMA, OPENAI
 from octavo.serve.errors import HANDLERS
 from octavo.serve.guard import Guard, visit_of
 from octavo.serve.openapi import Endpoint, Handler, shown
+from octavo.serve.origins import OwnOrigin
 from octavo.serve.service import Client, ServeSettings, Service
 from octavo.serve.tracing import CallerKept
 
@@ -177,6 +179,14 @@ def create_app(
         app.add_middleware(CallerKept)
     if settings.keyring is not None:
         app.add_middleware(Guard, keyring=settings.keyring, routes=routes)
+    if settings.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.allowed_origins,
+            allow_methods=("GET", "POST", "PATCH"),
+            allow_headers=("*",),
+        )
+    app.add_middleware(OwnOrigin, allowed=settings.allowed_origins)
     return app
 
 

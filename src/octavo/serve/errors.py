@@ -15,7 +15,7 @@ from octavo.errors import (
     Unauthorized,
     UnknownRoute,
 )
-from octavo.serve.dialect import dialect_of
+from octavo.serve.dialect import Dialect, dialect_of
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ async def on_octavo_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, OctavoError)
     if isinstance(error, RequestError):
         request.app.state.metrics.refused(error.code or error.kind)
-    response = json_response(dialect_of(request.url.path).error(error), error.status)
+    response = json_response(_dialect(request).error(error), error.status)
     if error.retry_after_s is not None:
         response.headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
     if isinstance(error, Unauthorized):
@@ -55,7 +55,13 @@ async def on_client_gone(request: Request, error: Exception) -> Response:
 
 async def on_any(request: Request, error: Exception) -> Response:
     """An error nobody foresaw; the server logs it after this."""
-    return json_response(dialect_of(request.url.path).error(error), 500)
+    return json_response(_dialect(request).error(error), 500)
+
+
+def _dialect(request: Request) -> Dialect:
+    """That of the path below the root at which a proxy shows this server."""
+    root: str = request.scope.get("root_path", "")
+    return dialect_of(request.scope["path"].removeprefix(root))
 
 
 HANDLERS = {

@@ -8,7 +8,6 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from pathlib import Path
 
 import uvicorn
 
@@ -26,9 +25,7 @@ from octavo.observe.tracing import Tracing, tracing_to
 from octavo.observe.vllm import cache_facts
 from octavo.resolve import Resolved, settings_line
 from octavo.serve.app import create_app
-from octavo.serve.keyfile import keys_of
-from octavo.serve.keys import Keyring
-from octavo.serve.protocol import BoundedProtocol
+from octavo.serve.protection import Protection
 from octavo.serve.reporting import report
 from octavo.serve.service import AboutModel, ServeSettings
 
@@ -54,11 +51,11 @@ def run_server(config: EngineConfig, sources: Sources) -> int:
     """
     listener = _bind(config.host, config.port)
     with listener:
-        keyring, tracing = _keyring(config), _tracing(config)
+        protection, tracing = Protection(config), _tracing(config)
         prepared = prepare(config)
         logger.info("%s", settings_line(config, sources, prepared.resolved))
         try:
-            return asyncio.run(_serve(config, prepared, listener, keyring, tracing))
+            return asyncio.run(_serve(config, prepared, listener, protection, tracing))
         finally:
             if tracing is not None:
                 tracing.close()
@@ -68,13 +65,6 @@ def _tracing(config: EngineConfig) -> Tracing | None:
     if config.otlp_endpoint is None:
         return None
     return tracing_to(config.otlp_endpoint, config.served_model_name or config.model, __version__)
-
-
-def _keyring(config: EngineConfig) -> Keyring | None:
-    """The API keys, None where there are none. Raises  ConfigError."""
-    file = None if config.api_key_file is None else Path(config.api_key_file)
-    keys = keys_of(config.api_key, config.admin_api_key, file)
-    return Keyring(keys) if keys else None
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -116,7 +106,7 @@ async def _serve(
     config: EngineConfig,
     prepared: Prepared,
     listener: socket.socket,
-    keyring: Keyring | None,
+    protection: Protection,
     tracing: Tracing | None,
 ) -> int:
     """The exit code: 1 when the engine has ended, and will not come again."""
@@ -136,17 +126,16 @@ async def _serve(
             about=about(prepared.opened.spec, resolved),
             cache_facts=cache_facts(config, resolved),
             stall_s=resolved.stall_s / 2 or UNSUPERVISED_STALL_S,
-            keyring=keyring,
+            keyring=protection.keyring,
+            allowed_origins=config.allowed_origins,
+            max_body_bytes=config.max_body_size,
         )
         app = create_app(client, door, settings, tracing=tracing)
         client.on_death = app.state.metrics.take
         server = DrainingServer(
-            uvicorn.Config(
+            protection.http_config(
                 app,
-                http=BoundedProtocol,
                 access_log=config.log_level == "debug",
-                log_config=None,
-                lifespan="off",
                 timeout_graceful_shutdown=DRAIN_S + FAREWELL_S,
             ),
             client.close,
@@ -161,7 +150,9 @@ async def _serve(
         # and when it has put them back it raises the signal that ended it once more.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, server.handle_exit)
-        _announce(resolved.served_model_name, door, listener)
+        if protection.has_files:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, protection.reload)
+        _announce(resolved.served_model_name, door, listener, protection)
         ending = asyncio.create_task(_end_without_engine(client, server))
         reporting = asyncio.create_task(report(app.state.metrics, client.status))
         await server.serve(sockets=[listener])
@@ -234,18 +225,20 @@ class DrainingServer(uvicorn.Server):
         await self._end_answers()
 
 
-def _announce(model: str, door: Door, listener: socket.socket) -> None:
+def _announce(model: str, door: Door, listener: socket.socket, protection: Protection) -> None:
     """Say where the server is, and a line to try it with."""
     host, port = listener.getsockname()[:2]
     reachable = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
-    url = f"http://{reachable}:{port}"
+    url = f"{protection.scheme}://{reachable}:{port}"
+    keyed = protection.keyring is not None
     sys.stdout.write(f"Octavo serves {model} at {url}\n")
-    sys.stdout.write(f"Try it:\n\n{curl_line(url, chat=door.has_chat_template)}\n\n")
+    sys.stdout.write(f"Try it:\n\n{curl_line(url, chat=door.has_chat_template, keyed=keyed)}\n\n")
     sys.stdout.flush()
 
 
-def curl_line(url: str, *, chat: bool) -> str:
+def curl_line(url: str, *, chat: bool, keyed: bool = False) -> str:
     """A command that streams an answer: a short one, the likeliest, so that small models shine."""
+    key = ' -H "Authorization: Bearer $OCTAVO_API_KEY"' if keyed else ""
     if chat:
         path = "/v1/chat/completions"
         asked = '"messages": [{"role": "user", "content": "Write one sentence about the sea."}]'
@@ -253,4 +246,4 @@ def curl_line(url: str, *, chat: bool) -> str:
         path = "/v1/completions"
         asked = '"prompt": "The capital of France is"'
     body = f'{{{asked}, "max_tokens": 64, "temperature": 0, "stream": true}}'
-    return f"curl -N {url}{path} -H 'Content-Type: application/json' -d '{body}'"
+    return f"curl -N {url}{path}{key} -H 'Content-Type: application/json' -d '{body}'"

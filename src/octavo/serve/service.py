@@ -101,6 +101,8 @@ class ServeSettings:
     """What the metrics tell of the pool."""
     keyring: Keyring | None = None
     """The API keys, one of which every request must have. None: there are none."""
+    allowed_origins: tuple[str, ...] = ()
+    """Whose pages may use the server, beside its own; * is every one."""
 
 
 class Progress:

@@ -63,6 +63,33 @@ def streamed(api: openai.OpenAI, question: str, **more: Any) -> str:
     return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
 
 
+def test_every_api_gives_the_same_answer(url: str, api: openai.OpenAI) -> None:
+    """One conversation through all of them: only the clothes differ."""
+    messages: list[Any] = [{"role": "user", "content": QUESTIONS[2]}]
+    answers = [
+        ask(api, QUESTIONS[2], top_p=1.0).choices[0].message.content,
+        api.responses.create(
+            model="demo", input=QUESTIONS[2], temperature=0, max_output_tokens=24
+        ).output_text,
+    ]
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/messages": {"messages": messages, "max_tokens": 24, "temperature": 0},
+        "/api/chat": {"messages": messages, "options": {"num_predict": 24, "temperature": 0}},
+        "/api/generate": {
+            "prompt": QUESTIONS[2],
+            "options": {"num_predict": 24, "temperature": 0},
+        },
+    }
+    for path, body in bodies.items():
+        answer = httpx.post(url + path, json=body | {"stream": False}, timeout=60).json()
+        answers.append(
+            answer.get("response")
+            or answer.get("message", {}).get("content")
+            or answer["content"][0]["text"]
+        )
+    assert len(set(answers)) == 1, answers
+
+
 def test_it_knows_the_capital_of_france(api: openai.OpenAI) -> None:
     answer = ask(api, QUESTIONS[0])
     assert "Paris" in answer.choices[0].message.content

@@ -19,13 +19,15 @@ _LINES = b"application/x-ndjson"
 class Dialect:
     """`frame` writes one chunk of a stream, `end` is the last of it. `error` makes the body of a
     response that says what went wrong; a stream that fails ends with the same, as a chunk, or with
-    what `failure` makes."""
+    what `failure` makes. `alive` says that there is nothing to say yet; empty if it cannot be said.
+    """
 
     media_type: bytes
     frame: Callable[[msgspec.Struct], bytes]
     error: Callable[[Exception], msgspec.Struct]
     failure: Callable[[Exception], tuple[msgspec.Struct, ...]] | None = None
     end: bytes = b""
+    alive: bytes = b""
 
     def last_words(self, error: Exception) -> bytes:
         """What a stream that fails still says."""
@@ -147,8 +149,19 @@ def json_line(chunk: msgspec.Struct) -> bytes:
     return msgspec.json.encode(chunk) + b"\n"
 
 
-OPENAI = Dialect(media_type=_EVENTS, frame=data_event, error=openai_error, end=b"data: [DONE]\n\n")
-ANTHROPIC = Dialect(media_type=_EVENTS, frame=named_event, error=anthropic_error)
+OPENAI = Dialect(
+    media_type=_EVENTS,
+    frame=data_event,
+    error=openai_error,
+    end=b"data: [DONE]\n\n",
+    alive=b": nothing yet\n\n",
+)
+ANTHROPIC = Dialect(
+    media_type=_EVENTS,
+    frame=named_event,
+    error=anthropic_error,
+    alive=b'event: ping\ndata: {"type":"ping"}\n\n',
+)
 OLLAMA = Dialect(media_type=_LINES, frame=json_line, error=ollama_error)
 
 

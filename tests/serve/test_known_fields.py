@@ -10,6 +10,7 @@ import pytest
 from tests.serve.scripted import Served
 
 from octavo.serve import chat, completions, messages, responses
+from octavo.serve.app import ENDPOINTS
 from octavo.serve.requests import OPENAI_NAMES, Names, Neutral
 
 OPENAI = """
@@ -114,3 +115,37 @@ def test_a_field_that_nobody_knows_is_refused_too(http: httpx.Client, path: str)
         param, message = error_of(http.post(path, json=BODIES[path] | {field: True}))
         assert param == field
         assert message.startswith(f"the field {field} is not known here")
+
+
+@pytest.mark.parametrize("path", sorted({one.path for one in ENDPOINTS if one.reads}))
+def test_B084_null_is_absent(http: httpx.Client, served: Served, path: str) -> None:
+    """Each optional field of each endpoint, one at a time and all together."""
+    valid = BODIES.get(path) or ELSEWHERE[path]
+    (endpoint,) = (one for one in ENDPOINTS if one.path == path and one.reads)
+    body = endpoint.reads[0]
+    fields = {*body.shape.__struct_fields__, *body.names, *body.neutral} - valid.keys()
+    plain = without_ids(http.post(path, json=valid | QUIET.get(path, {})))
+    for nulls in (*([field] for field in sorted(fields)), sorted(fields)):
+        asked = dict.fromkeys(nulls) | valid | QUIET.get(path, {})
+        assert without_ids(http.post(path, json=asked)) == plain, nulls
+
+
+ELSEWHERE: dict[str, dict[str, Any]] = {
+    "/v1/messages/count_tokens": {"messages": HELLO},
+    "/api/chat": {"messages": HELLO},
+    "/api/generate": {"prompt": "Hello"},
+    "/api/show": {"model": "scripted"},
+    "/tokenize": {"prompt": "Hello"},
+    "/detokenize": {"tokens": [100]},
+    "/debug/cache": {"messages": HELLO},
+}
+QUIET = {"/api/chat": {"stream": False}, "/api/generate": {"stream": False}}
+
+
+def without_ids(response: httpx.Response) -> Any:
+    """The answer without what is new in each."""
+    assert response.status_code == 200, response.text
+    answer = response.json()
+    for name in ("id", "created", "created_at", "output"):
+        answer.pop(name, None)
+    return answer

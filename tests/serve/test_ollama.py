@@ -130,6 +130,18 @@ def test_a_seed_of_minus_one_is_none(http: httpx.Client, served: Served) -> None
     assert first != second
 
 
+def test_logprobs(llama: ollama.Client, served: Served) -> None:
+    fields: Any = {"logprobs": True, "top_logprobs": 2, "options": {"num_predict": 5}}
+    whole = llama.chat(model="scripted", messages=HELLO, **fields)
+    assert whole.logprobs
+    assert [one.token for one in whole.logprobs] == list("Hello")
+    parts = llama.generate(model="scripted", prompt="Hello", stream=True, **fields)
+    streamed = [one for part in parts for one in part.logprobs or ()]
+    assert [one.token for one in streamed] == list("Hello")
+    assert {one.logprob for one in streamed} == {-0.25}
+    assert [ticket.request.top_logprobs for ticket in served.client.tickets] == [2, 2]
+
+
 def refused(response: httpx.Response, name: str, status: int = 400) -> None:
     assert response.status_code == status, response.text
     assert set(response.json()) == {"error"}
@@ -201,6 +213,7 @@ def test_every_option_of_the_client_is_known() -> None:
         ("generate", {"prompt": 5}, "prompt"),
         ("generate", {"prompt": "x", "raw": True, "system": "y"}, "system"),
         ("show", {"model": 5}, "model"),
+        ("chat", {"messages": HELLO, "top_logprobs": 2}, "top_logprobs"),
     ],
 )
 def test_wrong_bodies_are_refused_by_name(

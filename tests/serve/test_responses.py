@@ -148,6 +148,22 @@ def test_breakpoints_count_as_written(http: httpx.Client, served: Served) -> Non
     assert usage["input_tokens_details"] == details
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs(api: openai.OpenAI, served: Served, stream: bool) -> None:
+    asked: Any = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    answer = create(api, max_output_tokens=5, stream=stream, **asked)
+    if stream:
+        events = list(answer)
+        deltas = [one for event in events if "text.delta" in event.type for one in event.logprobs]
+        (done,) = (event for event in events if "text.done" in event.type)
+        answer = events[-1].response
+        assert [one.token for one in deltas] == [one.token for one in done.logprobs]
+    (part,) = answer.output[0].content
+    assert "".join(one.token for one in part.logprobs) == part.text == "Hello"
+    assert {one.logprob for one in part.logprobs} == {-0.25}
+    assert served.client.tickets[0].request.top_logprobs == 2
+
+
 def refused(response: httpx.Response, param: str) -> None:
     assert response.status_code == 400, response.text
     error = response.json()["error"]
@@ -190,6 +206,8 @@ IMAGE = {"role": "user", "content": [{"type": "input_image"}]}
         ({"reasoning": {"effort": "low"}}, "reasoning"),
         ({"background": True}, "background"),
         ({"unknown": 1}, "unknown"),
+        ({"include": ["file_search_call.results"]}, "include[0]"),
+        ({"top_logprobs": 2}, "top_logprobs"),
     ],
 )
 def test_what_is_wrong_is_refused_by_name(

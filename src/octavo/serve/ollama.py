@@ -1,6 +1,6 @@
 """POST /api/chat and /api/generate: Ollama's API, which streams unless it is told not to."""
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Any
@@ -16,6 +16,7 @@ from octavo.errors import InvalidRequest
 from octavo.serve.answers import OctavoUsage, Tally, collect, merge
 from octavo.serve.dialect import OLLAMA
 from octavo.serve.errors import json_response
+from octavo.serve.logprobs import TokenLogprob, chat_logprobs, chat_params
 from octavo.serve.requests import (
     Body,
     JsonObject,
@@ -32,15 +33,13 @@ from octavo.serve.requests import (
 )
 from octavo.serve.service import Service
 from octavo.serve.stream import stream_response, while_connected
-from octavo.text.assembler import Ended
+from octavo.text.assembler import Ended, Scored
 from octavo.text.chat import ROLES
 
 COMMON_NEUTRAL: Neutral = {
     "format": ("",),
-    "logprobs": (False,),
     "shift": (False,),
     "think": (False,),
-    "top_logprobs": (0,),
     "truncate": (False,),
 }
 CHAT_NEUTRAL: Neutral = {**COMMON_NEUTRAL, "tools": ([],)}
@@ -107,6 +106,8 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     model: str | None = None
     messages: list[Any] | None = None
     options: JsonObject | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
     stream: bool | None = None
     keep_alive: float | str | None = None
 
@@ -119,6 +120,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     system: str | None = None
     raw: bool | None = None
     options: JsonObject | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
     stream: bool | None = None
     keep_alive: float | str | None = None
 
@@ -144,6 +147,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     created_at: str
     response: str | UnsetType = UNSET
     message: ChatMessage | UnsetType = UNSET
+    logprobs: tuple[TokenLogprob, ...] | UnsetType = UNSET
     done: bool = False
     done_reason: str | UnsetType = UNSET
     total_duration: int | UnsetType = UNSET
@@ -210,6 +214,7 @@ async def _answer(
     """The response; without a prompt it says that the model is there, which is what that asks."""
     model = served_name(service, asked.model)
     room, params = _options(asked.options or {}, service.settings.defaults)
+    params = chat_params(params, asked.logprobs, asked.top_logprobs)
     blank = Part(model=model, created_at=_now())
     if ticket_of is None:
         loaded = msgspec.structs.replace(blank, **said_as(""), done=True, done_reason="load")
@@ -222,7 +227,8 @@ async def _answer(
         return await stream_response(request.receive, parts, OLLAMA)
     tally = Tally([ticket])
     (answer,) = await while_connected(request.receive, collect(service, [ticket], tally))
-    return json_response(_end(blank, answer.ended, tally, said_as(answer.text)))
+    said = said_as(answer.text) | _scores(service, answer.scored)
+    return json_response(_end(blank, answer.ended, tally, said))
 
 
 def served_name(service: Service, name: str | None) -> str:
@@ -272,8 +278,16 @@ async def _parts(
             now = msgspec.structs.replace(blank, created_at=_now())
             if isinstance(item, Ended):
                 yield _end(now, item, tally, said_as(""))
-            elif item.text:
-                yield msgspec.structs.replace(now, **said_as(item.text))
+            elif item.text or item.scored:
+                said = said_as(item.text) | _scores(service, item.scored)
+                yield msgspec.structs.replace(now, **said)
+
+
+def _scores(service: Service, scored: Sequence[Scored]) -> dict[str, Any]:
+    """The field of a part that holds log-probabilities, where they are asked for."""
+    if not scored:
+        return {}
+    return {"logprobs": chat_logprobs(service.door.tokenizer, scored).content}
 
 
 def _end(blank: Part, ended: Ended, tally: Tally, said: dict[str, Any]) -> Part:

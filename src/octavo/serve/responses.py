@@ -6,7 +6,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -19,6 +19,7 @@ from octavo.errors import InvalidRequest
 from octavo.serve.answers import OctavoUsage, Tally, collect, merge
 from octavo.serve.dialect import OPENAI, Dialect, known, named_event, shortened
 from octavo.serve.errors import json_response
+from octavo.serve.logprobs import TokenLogprob, chat_logprobs, chat_params
 from octavo.serve.requests import (
     NEUTRAL_EVERYWHERE,
     OWN_NAMES,
@@ -46,7 +47,6 @@ NEUTRAL: Neutral = {
     "conversation": (),
     "enable_response_messages": (False,),
     "image": (),
-    "include": ([],),
     "max_tool_calls": (),
     "mm_processor_kwargs": ({},),
     "moderation": (),
@@ -65,7 +65,6 @@ NEUTRAL: Neutral = {
     "text": ({}, {"format": {"type": "text"}}),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "top_logprobs": (0,),
     "truncation": ("disabled",),
 }
 NAMES: Names = {
@@ -86,6 +85,8 @@ class ResponseRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """The body, without the fields of `NAMES`. What `input` holds is checked at the door."""
 
     input: str | list[Any]
+    include: list[Literal["message.output_text.logprobs"]] | None = None
+    top_logprobs: int | None = None
     instructions: str | None = None
     model: str | None = None
     stream: bool | None = None
@@ -127,7 +128,7 @@ class OutputText(msgspec.Struct, frozen=True, kw_only=True):
     type: str = "output_text"
     text: str
     annotations: tuple[()] = ()
-    logprobs: tuple[()] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class OutputMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,7 +199,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     part: OutputText | UnsetType = UNSET
     delta: str | UnsetType = UNSET
     text: str | UnsetType = UNSET
-    logprobs: tuple[()] | UnsetType = UNSET
+    logprobs: tuple[TokenLogprob, ...] | UnsetType = UNSET
     code: str | UnsetType | None = UNSET
     message: str | UnsetType = UNSET
     param: str | UnsetType | None = UNSET
@@ -209,6 +210,7 @@ async def create_response(service: Service, request: Request) -> HTTPResponse:
     body = await read_body(request, service.settings.max_body_bytes)
     asked, params = parse(body, BODY, service.settings.defaults)
     _check_metadata(asked.metadata or {})
+    params = _with_logprobs(params, asked)
     model = service.model_named(asked.model)
     ticket = await service.at_door(len(body), lambda: _ticket(service.door, asked, params))
     blank = Response(
@@ -227,7 +229,9 @@ async def create_response(service: Service, request: Request) -> HTTPResponse:
         return await stream_response(request.receive, events, _dialect(blank))
     tally = Tally([ticket])
     (answer,) = await while_connected(request.receive, collect(service, [ticket], tally))
-    return json_response(_whole(blank, answer.text, answer.ended, tally))
+    logprobs = chat_logprobs(service.door.tokenizer, answer.scored).content
+    part = OutputText(text=answer.text, logprobs=logprobs)
+    return json_response(_whole(blank, part, answer.ended, tally))
 
 
 def _check_metadata(metadata: Mapping[str, str]) -> None:
@@ -241,6 +245,14 @@ def _check_metadata(metadata: Mapping[str, str]) -> None:
             f" of {MAX_METADATA_VALUE}",
             param="metadata",
         )
+
+
+def _with_logprobs(params: SamplingParams, asked: ResponseRequest) -> SamplingParams:
+    if asked.top_logprobs and not asked.include:
+        raise InvalidRequest(
+            "top_logprobs needs include: ['message.output_text.logprobs']", param="top_logprobs"
+        )
+    return chat_params(params, bool(asked.include), asked.top_logprobs)
 
 
 # --- what is asked
@@ -305,6 +317,7 @@ async def _events(service: Service, ticket: Ticket, blank: Response) -> AsyncGen
     item_id = _item_id(blank)
     place: dict[str, Any] = {"item_id": item_id, "output_index": 0, "content_index": 0}
     texts: list[str] = []
+    scores: list[TokenLogprob] = []
     started = False
     async with aclosing(merge(service, [ticket])) as items:
         async for _, item in items:
@@ -318,13 +331,16 @@ async def _events(service: Service, ticket: Ticket, blank: Response) -> AsyncGen
                 part = OutputText(text="")
                 yield Event(type="response.content_part.added", part=part, **place)
             if isinstance(item, Ended):
-                whole = _whole(blank, "".join(texts), item, tally)
+                part = OutputText(text="".join(texts), logprobs=tuple(scores))
+                whole = _whole(blank, part, item, tally)
                 for event in _endings(whole, place):
                     yield event
-            elif item.text:
+            elif item.text or item.scored:
+                logprobs = chat_logprobs(service.door.tokenizer, item.scored).content
                 texts.append(item.text)
+                scores += logprobs
                 yield Event(
-                    type="response.output_text.delta", delta=item.text, logprobs=(), **place
+                    type="response.output_text.delta", delta=item.text, logprobs=logprobs, **place
                 )
 
 
@@ -333,17 +349,16 @@ def _endings(whole: Response, place: dict[str, Any]) -> tuple[Event, ...]:
     (message,) = whole.output
     (part,) = message.content
     return (
-        Event(type="response.output_text.done", text=part.text, logprobs=(), **place),
+        Event(type="response.output_text.done", text=part.text, logprobs=part.logprobs, **place),
         Event(type="response.content_part.done", part=part, **place),
         Event(type="response.output_item.done", output_index=0, item=message),
         Event(type=f"response.{whole.status}", response=whole),
     )
 
 
-def _whole(blank: Response, text: str, ended: Ended, tally: Tally) -> Response:
+def _whole(blank: Response, part: OutputText, ended: Ended, tally: Tally) -> Response:
     short = ended.finish_reason == "length"
     status = "incomplete" if short else "completed"
-    part = OutputText(text=text)
     return msgspec.structs.replace(
         blank,
         status=status,

@@ -74,28 +74,47 @@ float greatest(const float* x, Index count) {
   return max(max(load_first(x + i, count - i, NEVER), high));
 }
 
+// Sums of what `term` gives for each vector of logits and a mask of those not ruled out.
+template <typename Term>
+double sum_over(const Row& row, Term term) {
+  double total = 0.0;
+  for (Index start = 0; start < row.count; start += PARTITION) {
+    const Index stop = start + PARTITION < row.count ? start + PARTITION : row.count;
+    Floats part = {};
+    Index i = start;
+    for (; i + LANES <= stop; i += LANES) {
+      const Floats logits = load(row.logits + i);
+      part += term(logits, (Ints)(logits > splat(NEVER)));
+    }
+    if (i < stop) {
+      const Floats last = load_first(row.logits + i, stop - i, NEVER);
+      part += term(last, (Ints)(last > splat(NEVER)));
+    }
+    total += static_cast<double>(sum(part));
+  }
+  return total;
+}
+
 // The least logit within so many standard deviations of the greatest. What is ruled out is not
 // counted among the logits.
 float cutoff_of(const Row& row, float top, float deviations) {
-  if (!(deviations > 0.0f)) return NEVER;
-  double sum_of_all = 0.0, squares = 0.0;
-  Index counted = 0;
-  for (Index i = 0; i < row.count; ++i) {
-    if (row.logits[i] == NEVER) continue;
-    sum_of_all += static_cast<double>(row.logits[i]);
-    ++counted;
-  }
-  const double mean = sum_of_all / static_cast<double>(counted);
-  for (Index i = 0; i < row.count; ++i) {
-    if (row.logits[i] == NEVER) continue;
-    const double off = static_cast<double>(row.logits[i]) - mean;
-    squares += off * off;
-  }
-  const double deviation = __builtin_sqrt(squares / static_cast<double>(counted));
+  const double counted =
+      sum_over(row, [](Floats, Ints there) { return select(there, splat(1.0f), Floats{}); });
+  const double mean =
+      sum_over(row, [top](Floats logits,
+                          Ints there) { return select(there, logits - splat(top), Floats{}); }) /
+      counted;
+  const float middle = static_cast<float>(static_cast<double>(top) + mean);
+  const double squares = sum_over(row, [middle](Floats logits, Ints there) {
+    const Floats off = select(there, logits - splat(middle), Floats{});
+    return off * off;
+  });
+  const double deviation = __builtin_sqrt(squares / counted);
   return static_cast<float>(static_cast<double>(top) - static_cast<double>(deviations) * deviation);
 }
 
 // Fills `weights` and `sums`; returns the sum of all.
+template <bool CUT>
 double weigh(const Row& row, float top, float temperature, float cutoff) {
   const Floats highest = splat(top), divisor = splat(temperature), least = splat(cutoff);
   double total = 0.0;
@@ -105,15 +124,15 @@ double weigh(const Row& row, float top, float temperature, float cutoff) {
     Index i = start;
     for (; i + LANES <= stop; i += LANES) {
       const Floats logits = load(row.logits + i);
-      const Floats weight =
-          select((Ints)(logits >= least), exp((logits - highest) / divisor), Floats{});
+      Floats weight = exp((logits - highest) / divisor);
+      if (CUT) weight = select((Ints)(logits >= least), weight, Floats{});
       store(row.weights + i, weight);
       part += weight;
     }
     if (i < stop) {
       const Floats last = load_first(row.logits + i, stop - i, NEVER);
-      const Floats weight =
-          select((Ints)(last >= least), exp((last - highest) / divisor), Floats{});
+      Floats weight = exp((last - highest) / divisor);
+      if (CUT) weight = select((Ints)(last >= least), weight, Floats{});
       store(row.weights + i, weight);
       part += weight;
     }
@@ -367,9 +386,11 @@ void draw_row(void* state, Index n, int thread) {
   const float top = greatest(row.logits, row.count);
   args.out[n] = -1;
   if (!(top > NEVER) || !(top < -NEVER)) return;
-  const float cutoff = cutoff_of(row, top, args.top_n_sigma[n]);
-  const Scale scale = {static_cast<double>(top), static_cast<double>(args.temperature[n])};
-  const double total = weigh(row, top, args.temperature[n], cutoff);
+  const float temperature = args.temperature[n], deviations = args.top_n_sigma[n];
+  const Scale scale = {static_cast<double>(top), static_cast<double>(temperature)};
+  const double total = deviations > 0.0f
+                           ? weigh<true>(row, top, temperature, cutoff_of(row, top, deviations))
+                           : weigh<false>(row, top, temperature, NEVER);
   const Index top_k = args.top_k[n] < row.count ? args.top_k[n] : 0;
   const Filters filters = {top_k, args.top_p[n], args.min_p[n], args.typical_p[n],
                            args.xtc_threshold[n]};

@@ -287,12 +287,32 @@ Index excluded(const Candidate* sorted, Index count, double threshold) {
   return above > 1 ? above - 1 : 0;
 }
 
+// As `filter`, for xtc with no other filter than min_p: only those above the threshold are sorted.
+Index filter_top(const Row& row, float least, double threshold) {
+  const float bound = static_cast<float>(threshold * above(row, least).sum);
+  const Index choices = gather(row, bound > least ? bound : least);
+  __builtin_memcpy(row.sorted, row.candidates,
+                   static_cast<std::size_t>(choices) * sizeof(Candidate));
+  sort<falling>(row.sorted, row.scrap, choices);
+  const Index count = gather(row, least);
+  if (choices < 2) return count;
+  const Candidate last = row.sorted[choices - 1];
+  Index kept = 0;
+  for (Index i = 0; i < count; ++i) {
+    const Candidate one = row.candidates[i];
+    if (one.weight > last.weight || (one.weight == last.weight && one.id < last.id)) continue;
+    row.candidates[kept++] = one;
+  }
+  return kept;
+}
+
 // As `filter`, where more than a head of those sorted is left out.
 Index filter_more(const Row& row, Filters filters, double total, const Scale& scale) {
   const bool few = filters.top_k > 0, nearest = filters.typical_p < 1.0;
-  const bool heads = few || (!nearest && filters.top_p < 1.0);
-  const float least = nearest ? 0.0f : filters.min_p;
-  Index count = gather(row, heads ? threshold_for(row, filters, total) : least);
+  if (!few && !nearest && filters.top_p >= 1.0) {
+    return filter_top(row, filters.min_p, filters.xtc_threshold);
+  }
+  Index count = gather(row, few || !nearest ? threshold_for(row, filters, total) : 0.0f);
   __builtin_memcpy(row.sorted, row.candidates, static_cast<std::size_t>(count) * sizeof(Candidate));
   sort<falling>(row.sorted, row.scrap, count);
   if (few && filters.top_k < count) count = filters.top_k;

@@ -182,7 +182,7 @@ FILTERS = (
     {"xtc_threshold": 0.05},
     {"xtc_threshold": 0.5},
     {"xtc_threshold": 1e-4, "min_p": 0.1},
-    {"xtc_threshold": 0.02, "typical_p": 0.8, "top_n_sigma": 2.0, "top_k": 40},
+    {"xtc_threshold": 0.02, "typical_p": 0.8, "top_n_sigma": 2.1, "top_k": 40},
 )
 
 

@@ -1,5 +1,6 @@
 """A server around a real engine whose model is the oracle; each byte is a token."""
 
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
@@ -37,6 +38,7 @@ def oracle_server(
     max_model_len: int = 256,
     blocks: int = BLOCKS,
     wrap: Callable[[Runner], Runner] = lambda oracle: oracle,
+    clock: Callable[[], float] = time.monotonic,
     send_buffer: int = 0,
     **settings: object,
 ) -> Iterator[OracleServed]:
@@ -45,7 +47,7 @@ def oracle_server(
     limits = limits or Limits(sequences=4, tokens=64, pinned_blocks=8)
     setup = CoreSetup(blocks=blocks, block_size=SIZE, limits=limits)
     oracle = OracleRunner(blocks=blocks, block_size=SIZE, vocabulary=60)
-    engine = Engine(scheduler_of(setup), wrap(oracle), observers=[lives])
+    engine = Engine(scheduler_of(setup), wrap(oracle), clock=clock, observers=[lives])
     client = AsyncClient(EngineThread(engine, lives))
     door = Door(tokenizer, max_model_len=max_model_len, vocab_size=tokenizer.vocab_size)
     known = ServeSettings(model_names=("o",), version="0")

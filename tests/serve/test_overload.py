@@ -1,14 +1,19 @@
 """Too many requests, or too slow an engine: what clients are told, in each dialect."""
 
 import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
+from tests.serve.oracle import oracle_server
 from tests.serve.scripted import IDLE, Gate, Script, Served
 
+from octavo.core.budget import Limits
+from octavo.core.plan import Runner, StepPlan, StepResult
+from octavo.engine.wire import Command
 from octavo.errors import Overloaded
 from octavo.serve.departures import REMEMBERED, Departures
 
@@ -157,3 +162,66 @@ def test_what_is_over_time_is_counted(http: httpx.Client, served: Served) -> Non
     before = ended()
     http.post("/v1/completions", json={"prompt": "x", "n": 3})
     assert ended() == before + 3
+
+
+class Gated:
+    """An oracle that waits, in its third step, until the gate is opened. A step takes a second."""
+
+    def __init__(self, oracle: Runner, gate: threading.Event) -> None:
+        self._oracle = oracle
+        self._gate = gate
+        self.reached = threading.Event()
+        self.steps = 0
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.steps += 1
+        if self.steps == 3:
+            self.reached.set()
+            assert self._gate.wait(60)
+        return self._oracle.execute(plan)
+
+
+def test_B179_overload_from_end_to_end() -> None:
+    """One runs, five may wait: of two that ask for four answers one is turned away at once. Nobody
+    waits for longer than fifty seconds, and whoever did never starts."""
+    gate, runners, submitted = threading.Event(), list[Gated](), threading.Semaphore(0)
+
+    def gated(oracle: Runner) -> Runner:
+        runners.append(Gated(oracle, gate))
+        return runners[0]
+
+    def clock() -> float:
+        return float(runners[0].steps if runners else 0)
+
+    limits = Limits(sequences=1, tokens=64, waiting=5, waiting_s=50.0)
+    with (
+        oracle_server(limits=limits, wrap=gated, clock=clock) as served,
+        ThreadPoolExecutor() as threads,
+    ):
+        link = served.client._link
+        send = link.send
+
+        def counted(command: Command) -> None:
+            send(command)
+            submitted.release()
+
+        link.send = counted  # type: ignore[method-assign]
+
+        def ask(prompt: str, answers: int) -> httpx.Response:
+            body = {"prompt": prompt, "max_tokens": 200, "ignore_eos": True, "n": answers}
+            return httpx.post(f"{served.url}/v1/completions", json=body, timeout=60)
+
+        first = threads.submit(ask, "a", 1)
+        assert runners[0].reached.wait(60)
+        others = [threads.submit(ask, prompt, 4) for prompt in "bc"]
+        for _ in range(3):
+            assert submitted.acquire(timeout=60)
+        gate.set()
+        assert first.result().status_code == 200
+        answers = [other.result().json()["error"] for other in others]
+        assert sorted(answer["code"] for answer in answers) == ["queue_full", "queue_timeout"]
+        (full,) = (answer for answer in answers if answer["code"] == "queue_full")
+        assert "4 answers wait already and 4 come; at most 5 may wait" in full["message"]
+        status = served.client.status()
+        assert (status.running, status.waiting, status.blocks_owned) == (0, 0, 0)
+        assert status.tokens_sampled == 200

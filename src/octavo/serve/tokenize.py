@@ -65,14 +65,7 @@ async def tokenize(service: Service, request: Request) -> Response:
     body = await read_body(request, service.settings.max_body_bytes)
     asked, _ = parse(body, TOKENIZE_BODY, service.settings.defaults)
     service.model_named(asked.model)
-    door = service.door
-    ids = await service.at_door(len(body), lambda: _ids(door, asked))
-    texts = tuple(door.tokenizer.decode([one]) for one in ids) if asked.return_token_strs else None
-    return json_response(
-        Tokens(
-            count=len(ids), max_model_len=door.max_model_len, tokens=tuple(ids), token_strs=texts
-        )
-    )
+    return json_response(await service.at_door(len(body), lambda: _tokens(service.door, asked)))
 
 
 async def detokenize(service: Service, request: Request) -> Response:
@@ -80,7 +73,14 @@ async def detokenize(service: Service, request: Request) -> Response:
     body = await read_body(request, service.settings.max_body_bytes)
     asked, _ = parse(body, DETOKENIZE_BODY, service.settings.defaults)
     service.model_named(asked.model)
-    return json_response(Text(prompt=service.door.decode(asked.tokens)))
+    text = await service.at_door(len(body), lambda: service.door.decode(asked.tokens))
+    return json_response(Text(prompt=text))
+
+
+def _tokens(door: Door, asked: TokenizeRequest) -> Tokens:
+    ids = tuple(_ids(door, asked))
+    texts = tuple(door.tokenizer.decode([one]) for one in ids) if asked.return_token_strs else None
+    return Tokens(count=len(ids), max_model_len=door.max_model_len, tokens=ids, token_strs=texts)
 
 
 def _ids(door: Door, asked: TokenizeRequest) -> list[int]:

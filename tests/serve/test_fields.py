@@ -1,5 +1,6 @@
 """A walk over every field: null is absent, neutral values pass, the rest is honoured or refused."""
 
+import json
 from typing import Any
 
 import httpx
@@ -156,6 +157,7 @@ WRONG_TYPE: dict[str, tuple[Any, ...]] = {
     "top_logprobs": (True, "1", 1.5),
     "prompt_logprobs": (True, "1", 1.5),
     "echo": (1, "yes"),
+    "return_token_ids": (1, "yes"),
     "add_generation_prompt": (1, "yes"),
     "continue_final_message": (1, "yes"),
     "messages": ("Hello", {}, [], ["Hello"], [{"role": "user"}], None),
@@ -427,3 +429,30 @@ def test_too_many_or_broken_breakpoints_are_refused(http: httpx.Client, served: 
     response = post(http, "chat", messages=[{"role": "user", "content": content}])
     refused(response, "messages[0].content[0]")
     assert served.client.tickets == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("kind", PATHS)
+def test_token_ids_are_returned_if_asked(
+    http: httpx.Client, served: Served, kind: str, stream: bool
+) -> None:
+    """Those of the prompt once, those of the answer with each piece; also where no text comes."""
+    response = post(http, kind, return_token_ids=True, stream=stream, max_tokens=99, stop="zzz")
+    parts = (
+        [response.json()]
+        if not stream
+        else [
+            json.loads(line.removeprefix("data: "))
+            for line in response.text.split("\n\n")
+            if line.startswith("data: {")
+        ]
+    )
+    request = served.client.tickets[0].request
+    choices = [choice for part in parts for choice in part["choices"]]
+    prompts = [one["prompt_token_ids"] for one in (*parts, *choices) if "prompt_token_ids" in one]
+    assert prompts == [list(request.prompt)]
+    ids = [token for choice in choices for token in choice.get("token_ids", ())]
+    assert served.door.tokenizer.decode(ids[:-1]) == served.client.script.text  # type: ignore[union-attr]
+    assert ids[-1] == 0
+    plain = post(http, kind, stream=stream).text
+    assert "token_ids" not in plain

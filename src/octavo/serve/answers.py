@@ -119,6 +119,7 @@ class Answer:
     ended: Ended
     scored: tuple[Scored, ...] = ()
     prompt: tuple[Score, ...] = ()
+    token_ids: tuple[int, ...] = ()
 
 
 async def collect(service: Service, tickets: Sequence[Ticket], tally: Tally) -> tuple[Answer, ...]:
@@ -138,6 +139,7 @@ async def collect(service: Service, tickets: Sequence[Ticket], tally: Tally) -> 
             ends[index],
             tuple([one for part in parts for one in part.scored]),
             tuple([one for part in parts for one in part.prompt]),
+            tuple([token for part in parts for token in part.token_ids]),
         )
         for index, parts in enumerate(deltas)
     )

@@ -79,6 +79,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     logprobs: bool | None = None
     top_logprobs: int | None = None
     prompt_logprobs: int | None = None
+    return_token_ids: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     stream: bool | None = None
@@ -110,6 +111,7 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: ChatLogprobs | None = None
     finish_reason: str
     stop_reason: str | int | None
+    token_ids: tuple[int, ...] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,6 +120,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: tuple[int, ...] | UnsetType = UNSET
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,6 +132,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage
     octavo: OctavoUsage
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,6 +143,7 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     choices: tuple[ChatChunkChoice, ...] = ()
     usage: Usage | UnsetType | None = UNSET
     octavo: OctavoUsage | UnsetType = UNSET
+    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
 
 
 async def create_chat_completion(service: Service, request: Request) -> Response:
@@ -156,7 +161,7 @@ async def create_chat_completion(service: Service, request: Request) -> Response
     answer_id, created = f"chatcmpl-{ticket.request.id}", int(time.time())
     if asked.stream:
         blank = ChatChunk(id=answer_id, created=created, model=model)
-        chunks = _chunks(service, ticket, blank, options, asked.user)
+        chunks = _chunks(service, ticket, blank, options, asked)
         return await stream_response(request.receive, chunks)
     tally, tokenizer = Tally([ticket]), service.door.tokenizer
     answers = await while_connected(request.receive, collect(service, [ticket], tally))
@@ -167,6 +172,7 @@ async def create_chat_completion(service: Service, request: Request) -> Response
             logprobs=chat_logprobs(tokenizer, answer.scored) if asked.logprobs else None,
             finish_reason=answer.ended.finish_reason,
             stop_reason=answer.ended.stop_reason,
+            token_ids=answer.token_ids if asked.return_token_ids else UNSET,
         )
         for index, answer in enumerate(answers)
     )
@@ -178,6 +184,7 @@ async def create_chat_completion(service: Service, request: Request) -> Response
             choices=choices,
             usage=tally.usage(),
             octavo=tally.cost(asked.user),
+            prompt_token_ids=ticket.request.prompt if asked.return_token_ids else UNSET,
             prompt_logprobs=UNSET
             if asked.prompt_logprobs is None
             else prompt_logprobs(tokenizer, answers[0].prompt, asked.prompt_logprobs),
@@ -186,7 +193,7 @@ async def create_chat_completion(service: Service, request: Request) -> Response
 
 
 async def _chunks(
-    service: Service, ticket: Ticket, blank: ChatChunk, options: StreamOptions, user: str | None
+    service: Service, ticket: Ticket, blank: ChatChunk, options: StreamOptions, asked: ChatRequest
 ) -> AsyncGenerator[ChatChunk, None]:
     """Of each choice the role with the first token, then text, then the reason it ended; then usage
     if asked."""
@@ -205,15 +212,21 @@ async def _chunks(
         async for index, item in items:
             tally.add(item)
             if index not in started:
+                first = chunk(index, ChatDelta(role="assistant", content=""))
+                if asked.return_token_ids and not started:
+                    first = msgspec.structs.replace(first, prompt_token_ids=ticket.request.prompt)
                 started.add(index)
-                yield chunk(index, ChatDelta(role="assistant", content=""))
+                yield first
             if not isinstance(item, Delta):
                 ending = {"finish_reason": item.finish_reason, "stop_reason": item.stop_reason}
                 yield chunk(index, ChatDelta(), **ending)
-            elif item.scored:
-                logprobs = chat_logprobs(service.door.tokenizer, item.scored)
-                yield chunk(index, ChatDelta(content=item.text), logprobs=logprobs)
-            elif item.text:
-                yield chunk(index, ChatDelta(content=item.text))
+                continue
+            others: dict[str, Any] = {}
+            if item.scored:
+                others["logprobs"] = chat_logprobs(service.door.tokenizer, item.scored)
+            if asked.return_token_ids:
+                others["token_ids"] = item.token_ids
+            if item.text or others:
+                yield chunk(index, ChatDelta(content=item.text), **others)
     if options.include_usage:
-        yield msgspec.structs.replace(blank, usage=tally.usage(), octavo=tally.cost(user))
+        yield msgspec.structs.replace(blank, usage=tally.usage(), octavo=tally.cost(asked.user))

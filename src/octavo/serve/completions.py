@@ -62,6 +62,7 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     echo: bool | None = None
+    return_token_ids: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -77,6 +78,8 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str | None
     stop_reason: str | int | None = None
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
+    token_ids: tuple[int, ...] | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,6 +174,8 @@ class _View:
         self._logprobs = asked.logprobs
         self._prompt_logprobs = asked.prompt_logprobs
         self._branches = params.n
+        self._token_ids = asked.return_token_ids
+        self._prompts = [ticket.request.prompt for ticket in tickets]
         self._echoes: list[Echo] = []
         if asked.echo:
             self._echoes = [
@@ -203,7 +208,12 @@ class _View:
             prompt_logprobs=UNSET
             if self._prompt_logprobs is None
             else prompt_logprobs(self._tokenizer, scores, self._prompt_logprobs),
+            prompt_token_ids=self.prompt_ids(index),
+            token_ids=answer.token_ids if self._token_ids else UNSET,
         )
+
+    def prompt_ids(self, index: int) -> tuple[int, ...] | UnsetType:
+        return self._prompts[self.prompt_of(index)] if self._token_ids else UNSET
 
     def echo(self, index: int, scores: Sequence[Score]) -> CompletionChoice | None:
         """The prompt of a choice, as a piece that comes before the others."""
@@ -228,13 +238,14 @@ class _View:
                 finish_reason=item.finish_reason,
                 stop_reason=item.stop_reason,
             )
-        if not item.text and not item.scored:
+        if not (item.text or item.scored or self._token_ids):
             return None
         return CompletionChoice(
             index=index,
             text=item.text,
             logprobs=self._of_answer(index, item.scored) if item.scored else None,
             finish_reason=None,
+            token_ids=item.token_ids if self._token_ids else UNSET,
         )
 
     def _of_answer(self, index: int, scored: Sequence[Scored]) -> CompletionLogprobs | None:
@@ -267,11 +278,15 @@ async def _chunks(
                 if not item.token_ids:
                     continue
             pieces = [view.piece(index, item)]
-            if index not in begun:
+            first = index not in begun
+            if first:
                 begun.add(index)
                 pieces.insert(0, view.echo(index, scores[view.prompt_of(index)]))
             for choice in pieces:
                 if choice is not None:
+                    if first:
+                        first, ids = False, view.prompt_ids(index)
+                        choice = msgspec.structs.replace(choice, prompt_token_ids=ids)
                     usage = tally.usage() if options.continuous_usage_stats else absent
                     yield msgspec.structs.replace(blank, choices=(choice,), usage=usage)
     if options.include_usage:

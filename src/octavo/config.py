@@ -140,6 +140,14 @@ class EngineConfig:
     max_num_batched_tokens: int | None = _setting(
         None, "whole", "most tokens computed in one step (default: 512)", low=1, high=1 << 20
     )
+    max_draft_tokens: int = _setting(
+        0,
+        "whole",
+        "most tokens that are guessed ahead for a sequence in one step, from what its text has said"
+        " before; answers stay the same (0: none)",
+        low=0,
+        high=64,
+    )
     max_queued_requests: int | None = _setting(
         None, "whole", "most answers that wait; more are turned away (default: no limit)", low=1
     )

@@ -159,6 +159,7 @@ def resolve(config: EngineConfig, model: ModelFacts, machine: MachineFacts) -> R
             pinned_blocks=int(config.pin_quota * blocks) if config.enable_prefix_caching else 0,
             policy=config.policy,
             aging_s=config.aging,
+            drafts=config.max_draft_tokens,
             ttft_target_s=config.ttft_target,
             tpot_target_s=config.tpot_target,
             preemption=config.preemption,

@@ -21,15 +21,18 @@ def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
     running = {sequence.id: sequence for sequence in scheduler.running}
     waiting = {sequence.id: sequence for sequence in scheduler.waiting}
     limits, size = scheduler.limits, scheduler.manager.block_size
-    spent = sum(span.stop - span.start for span in plan.spans)
+    spent = sum(span.stop - span.start + span.drafts for span in plan.spans)
     assert spent <= limits.tokens, f"{spent} tokens in one step"
     happened = [one for one in plan.decisions if not isinstance(one, Deferred | Chunked)]
     assert spent or plan.moves or happened, "a step for nothing"
     assert len({span.row for span in plan.spans}) == len(plan.spans)
     for span in plan.spans:
         assert span.start < span.stop
+        assert span.drafts <= limits.drafts
+        assert not span.drafts or (span.samples and span.stop == span.start + 1)
         for table in rows[span.row].tables:
-            assert span.stop <= len(table) * size, f"row {span.row} writes beyond its table"
+            reach = span.stop + span.drafts
+            assert reach <= len(table) * size, f"row {span.row} writes beyond its table"
     served = {rows[span.row].id for span in plan.spans}
     awaiting = {
         one.request_id

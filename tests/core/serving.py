@@ -56,6 +56,7 @@ class Setup:
     admission: AdmissionRule = "full"
     pinned_blocks: int = 0
     depth: int = 1
+    drafts: int = 0
     cached: bool = True
     hash_function: HashFunction = sha256
     vocabulary: int = 97
@@ -94,6 +95,7 @@ class Setup:
             waiting_tokens=self.waiting_tokens,
             policy=self.policy,
             aging_s=self.aging_s,
+            drafts=self.drafts,
             ttft_target_s=self.ttft_target_s,
             tpot_target_s=self.tpot_target_s,
             admission=self.admission,
@@ -137,6 +139,7 @@ def random_setup(random: Random) -> Setup:
         tpot_target_s=random.choice([None, 0.5, 1.5, 4.0]),
         token_s=random.choice([0.0, 0.125]),
         depth=random.randint(1, 3),
+        drafts=Random(hash(random.getstate()[1])).choice([0, 0, 1, 3, 9]),
         cached=random.random() < 0.8,
         hash_function=random.choice([sha256, sha256, constant_hash]),
         vocabulary=random.choice([3, 97]),

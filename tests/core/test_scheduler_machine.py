@@ -39,6 +39,7 @@ SETUPS = st.builds(
     admission=st.sampled_from(get_args(AdmissionRule)),
     pinned_blocks=st.integers(0, 9),
     depth=st.integers(1, 3),
+    drafts=st.sampled_from([0, 0, 2, 7]),
     cached=st.booleans(),
     hash_function=st.sampled_from([sha256, constant_hash]),
     vocabulary=st.sampled_from([3, 97]),

@@ -18,6 +18,7 @@ NAMES = {
     "waiting_tokens": "max_queued_tokens",
     "waiting_s": "max_queue_time",
     "aging_s": "aging",
+    "drafts": "max_draft_tokens",
     "ttft_target_s": "ttft_target",
     "tpot_target_s": "tpot_target",
 }

@@ -11,7 +11,7 @@ see a window.
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,6 +20,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from octavo.config import Quantization
+from octavo.core.acceptance import Acceptance
 from octavo.core.block_manager import BlockManager
 from octavo.core.budget import Limits, Preemption
 from octavo.core.events import Finished, Likeliest, Token
@@ -35,8 +36,9 @@ from octavo.models.loader import Model, load_model
 from octavo.models.spec import layer_groups
 from octavo.ops.api import KVType
 from octavo.ops.native import NativeOps, available_sets
+from octavo.runtime.lookup import PromptLookup
 from octavo.runtime.movers import Mover
-from octavo.runtime.runner import ModelRunner
+from octavo.runtime.runner import Drafter, ModelRunner
 from octavo.runtime.storage import KVStorage
 
 REQUESTS = 40
@@ -192,6 +194,8 @@ class Served:
         preemption: Preemption = "auto",
         host_blocks: int = 0,
         hash_function: HashFunction = sha256,
+        drafts: int = 0,
+        drafter: Callable[[Iterable[int]], Drafter] = PromptLookup,
     ) -> Engine:
         """A pool that holds `blocks` blocks of one sequence, or many of several."""
         ops, model = self.model(threads)
@@ -212,6 +216,8 @@ class Served:
             ops,
             storage,
             rows=sequences,
+            draws=max(sequences, 16),
+            drafter=drafter,
             max_context=MAX_CONTEXT,
             groups=len(windows),
             mover=Mover(storage, host),
@@ -224,7 +230,11 @@ class Served:
             arena=HostArena(swap),
         )
         limits = Limits(
-            sequences=sequences, tokens=tokens, watermark_blocks=0, preemption=preemption
+            sequences=sequences,
+            tokens=tokens,
+            watermark_blocks=0,
+            preemption=preemption,
+            drafts=drafts,
         )
         return Engine(Scheduler(manager, limits), runner)
 
@@ -323,6 +333,53 @@ def test_in_steps_of_any_size(
     assert (
         serve(served.engine(tokens=tokens, sequences=min(tokens, SEQUENCES)), requests) == together
     )
+
+
+class Prophet:
+    """Guesses what the answer will be, and in one place of three something else."""
+
+    def __init__(self, tokens: Iterable[int], answers: dict[tuple[int, ...], list[int]]) -> None:
+        self._tokens = list(tokens)
+        self._answers = answers
+
+    def append(self, token: int) -> None:
+        self._tokens.append(token)
+
+    def guess(self, count: int) -> tuple[int, ...]:
+        for length in range(len(self._tokens), 0, -1):
+            known = self._answers.get(tuple(self._tokens[:length]))
+            if known is not None:
+                coming = known[len(self._tokens) - length :][:count]
+                draw = random.Random(hash(tuple(self._tokens)))
+                return tuple(token if draw.random() < 0.7 else END + 1 for token in coming)
+        return ()
+
+
+@pytest.mark.parametrize("size", ["wide", "narrow", "alone"])
+def test_with_guesses_right_and_wrong(
+    served: Served,
+    requests: list[Request],
+    together: Answers,
+    monkeypatch: pytest.MonkeyPatch,
+    size: str,
+) -> None:
+    """Greedy and drawn, with penalties and without, beside others that have none, through
+    preemptions and block borders, by whatever the guesses cost."""
+    monkeypatch.setattr(Acceptance, "worth", lambda self, price: 5)
+    answers = {one.prompt: [token for token, _, _ in together[one.id]] for one in requests}
+
+    def prophet(tokens: Iterable[int]) -> Prophet:
+        return Prophet(tokens, answers)
+
+    sizes: dict[str, dict[str, int]] = {
+        "wide": {"sequences": 12, "tokens": 64},
+        "narrow": {"sequences": 6, "tokens": 20, "blocks": 22},
+        "alone": {"sequences": 1, "blocks": 16},
+    }
+    engine = served.engine(drafts=5, drafter=prophet, **sizes[size])
+    assert serve(engine, requests) == together
+    counters = engine.scheduler.counters
+    assert 0 < counters.tokens_accepted < counters.tokens_drafted
 
 
 def test_with_one_thread(served: Served, requests: list[Request], together: Answers) -> None:

@@ -14,7 +14,7 @@ from tests.observe.recording import Kept, core_setup, small_setup
 from octavo.core.budget import Limits
 from octavo.core.calls import Answer, Call, Commit, Plan, SetLimits, Submit
 from octavo.core.events import Admitted, Evicted, Finished, Preempted, Refused, Token
-from octavo.core.plan import StepPlan
+from octavo.core.plan import Sampled, StepPlan
 from octavo.core.request import Request
 from octavo.core.setup import scheduler_of
 from octavo.engine.engine import Engine
@@ -129,6 +129,7 @@ class Model:
     newest: dict[tuple[str, int], float] = field(default_factory=dict)
     requests: dict[str, Request] = field(default_factory=dict)
     planned: float = 0.0
+    positions: dict[int, int] = field(default_factory=dict)
     caching: bool = True
 
     def note(self, name: str, number: float) -> None:
@@ -142,8 +143,11 @@ class Model:
             case Plan(now), StepPlan() as plan:
                 self.planned = now
                 self.plan(plan)
-            case Commit(now, _), _:
+            case Commit(now, result), _:
                 self.note("step_seconds", now - self.planned)
+                drafted = sum(one.drafted for one in result.outcomes if isinstance(one, Sampled))
+                self.counts["tokens_computed"] += drafted
+                self.note("step_tokens", self.positions.pop(result.plan_id) + drafted)
         if isinstance(answer, tuple) and not isinstance(call, SetLimits):
             for event in answer:
                 self.event(event, call.now)
@@ -152,7 +156,7 @@ class Model:
         positions = sum(span.stop - span.start for span in plan.spans)
         self.counts["steps"] += 1
         self.counts["tokens_computed"] += positions
-        self.note("step_tokens", positions)
+        self.positions[plan.id] = positions
         for decision in plan.decisions:
             match decision:
                 case Evicted():

@@ -59,7 +59,7 @@ def test_every_field_of_a_plan_has_its_place() -> None:
     names = {field.name for field in dataclasses.fields(StepPlan)}
     fields = {"id", "binds", "writes", "copies", "moves", "spans", "decisions", "returned"}
     assert names == fields
-    assert Span._fields == ("row", "start", "stop", "tokens", "samples")
+    assert Span._fields == ("row", "start", "stop", "tokens", "samples", "drafts")
 
 
 def test_a_line_can_be_read_without_octavo() -> None:

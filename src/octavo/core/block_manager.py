@@ -334,6 +334,15 @@ class BlockManager:
         self._forget(blocks, Fate("distrusted", sequence.id, self._now, self._plan_id))
         self.pool.drop([block for block in blocks if self.pool.is_cached(block)])
 
+    def shrink(self, sequence: Sequence) -> None:
+        """Give back the blocks beyond the next position: drafts stood there that were wrong."""
+        positions = max(sequence.computed + 1, self._slab_tokens)
+        count = ceil_div(positions, self.block_size)
+        for table in sequence.tables:
+            for block in reversed(table.truncate(count)):
+                self.pool.release(block, keep=False)
+        sequence.writable = min(sequence.writable, count * self.block_size)
+
     def release(self, sequence: Sequence) -> int:
         """Give back all that is held for the sequence, in the host arena too; returns how many
         blocks are available again, or will be when their transfers are over.

@@ -29,6 +29,7 @@ class Limits:
     `watermark_blocks` stay available when a sequence is admitted beside others, so that those can
     grow for a while before anyone must be preempted. Who waits climbs one priority class for each
     `aging_s` (None or 0: never). The targets are those of requests that bring none (None: none).
+    Up to `drafts` tokens are guessed ahead for a sequence in a step (0: none are).
     At most `pinned_blocks` are kept in the pool for prompts to come because requests asked for it.
 
     Every limit may change while the core runs: whoever keeps one asks for it each time. What is
@@ -46,6 +47,7 @@ class Limits:
     admission: AdmissionRule = "full"
     policy: Policy = "priority"
     aging_s: float | None = None
+    drafts: int = 0
     pinned_blocks: int = 0
     preemption: Preemption = "auto"
     ttft_target_s: float | None = None
@@ -72,6 +74,7 @@ _LEAST = {
     "waiting_s": 1e-3,
     "watermark_blocks": 0,
     "aging_s": 0,
+    "drafts": 0,
     "pinned_blocks": 0,
     "ttft_target_s": 1e-3,
     "tpot_target_s": 1e-3,
@@ -83,6 +86,9 @@ _KNOWN = {
 }
 
 
+LEAST_DRAWS = 16
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ceilings:
     """What pool and runner are built for: how far limits of these names may be raised."""
@@ -90,6 +96,11 @@ class Ceilings:
     sequences: int
     tokens: int
     watermark_blocks: int
+
+    @property
+    def draws(self) -> int:
+        """For how many positions tokens can be drawn in one step."""
+        return max(self.sequences, min(LEAST_DRAWS, self.tokens))
 
     def check(self, limits: Limits) -> None:
         """Raises  ConfigError naming the limit that is above its ceiling."""

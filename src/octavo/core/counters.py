@@ -11,6 +11,9 @@ class Counters:
     tokens_computed: int = 0
     tokens_sampled: int = 0
     tokens_recomputed: int = 0
+    tokens_drafted: int = 0
+    tokens_accepted: int = 0
+    """Drafts that were right."""
     tokens_moved_out: int = 0
     tokens_moved_in: int = 0
     prompt_tokens: int = 0

@@ -26,6 +26,8 @@ class Draft:
         self.budget = budget
         self.grants: dict[Sequence, int] = {}
         self.binds: list[Bind] = []
+        self.guesses: dict[Sequence, int] = {}
+        """How many drafts each may have besides."""
         self.covers: dict[Sequence, Reservation | Admission] = {}
         self.decisions: list[Decision] = []
         self.pinned: list[Decision] = []

@@ -45,6 +45,10 @@ class Receipt:
     swaps: int = 0
     """How many of the preemptions swapped its KV."""
     interruptions: tuple[Interruption, ...] = ()
+    drafted_tokens: int = 0
+    """Tokens that were guessed ahead and computed."""
+    accepted_tokens: int = 0
+    """Guesses that were right: steps it did not take."""
     """The preemptions, in order."""
 
 

@@ -15,6 +15,7 @@ from octavo.core.budget import Budget
 from octavo.core.draft import Draft
 from octavo.core.events import Chunked, Decision, Deferred, TokenLimit
 from octavo.core.holds import Holds
+from octavo.core.pace import Pace
 from octavo.core.preemption import Preemptions
 from octavo.core.roster import Roster
 from octavo.core.sequence import Sequence
@@ -24,18 +25,60 @@ class Growth:
     """Cost     O(running), and no more than a look at each one that has room in its last block."""
 
     def __init__(
-        self, manager: BlockManager, roster: Roster, holds: Holds, preemptions: Preemptions
+        self,
+        manager: BlockManager,
+        roster: Roster,
+        holds: Holds,
+        preemptions: Preemptions,
+        pace: Pace,
     ) -> None:
         self._manager = manager
         self._roster = roster
         self._holds = holds
         self._preemptions = preemptions
+        self._pace = pace
 
     def share_out(self, draft: Draft) -> None:
         """Give tokens and blocks to those that run, as far as either goes."""
         self._grant(draft, self._roster.running)
         self._secure(draft)
         self._pass_on(draft)
+
+    def guess(self, draft: Draft, draws: int) -> None:
+        """Let those that decode guess ahead, with tokens and blocks that nobody else asks for; at
+        most for so many positions tokens are drawn.
+
+        What a guess costs and saves is estimated.
+        """
+        most, pace = draft.at.limits.drafts, self._pace
+        decoding = [one for one in draft.grants if one.decodes] if most else []
+        if not decoding:
+            return
+        room = draws - sum([one.demand == draft.grants[one] for one in draft.grants])
+        tokens = sum(draft.grants.values())
+        step_s = pace.seconds(tokens)
+        price = pace.token_s * len(decoding) / step_s if step_s else 1.0
+        for sequence in decoding:
+            wanted = sequence.drafting.worth(price)
+            left = min(sequence.last_position - sequence.length, sequence.longest_chunk - 1)
+            count = min(wanted, most, left, draft.budget.left, room)
+            if count > 0 and (count := self._covered(sequence, count, draft)):
+                draft.guesses[sequence] = draft.budget.grant(count)
+                room -= count
+
+    def _covered(self, sequence: Sequence, count: int, draft: Draft) -> int:
+        """For how many drafts of one there are blocks: those it has, and one that nobody wants."""
+        after = sequence.scheduled + 1
+        if after + count <= sequence.writable:
+            return count
+        wanted = draft.binds or draft.awaited or draft.promise or sequence in draft.covers
+        if not wanted:
+            headroom = draft.at.limits.watermark_blocks
+            reservation = self._manager.reserve(sequence, after + count, headroom)
+            if not isinstance(reservation, Shortage):
+                draft.cover(sequence, reservation)
+                return count
+        return max(0, sequence.writable - after)
 
     def _grant(self, draft: Draft, running: Items[Sequence]) -> None:
         """Hand the token budget out."""

@@ -32,7 +32,7 @@ def check_writes(scheduler: Scheduler, plan: StepPlan) -> None:
     rows = {sequence.row: sequence for sequence in scheduler.running}
     for span in plan.spans:
         for table in rows[span.row].tables:
-            for block in table.blocks[span.start // size : ceil_div(span.stop, size)]:
+            for block in table.blocks[span.start // size : ceil_div(span.stop + span.drafts, size)]:
                 _check_exclusive(scheduler, block)
     for move in plan.moves:
         if move.kind == "in":
@@ -103,7 +103,8 @@ def _check_sequences(scheduler: Scheduler) -> None:
                 first = first_needed(window, sequence.restored, size)
             _check_held(sequence.id, table, first)
             assert len(table) >= ceil_div(covered, size), f"{sequence.id}: table too short"
-            assert len(table) <= ceil_div(sequence.length, size), f"{sequence.id}: table too long"
+            most = sequence.length + max(0, sequence.drafts - 1)
+            assert len(table) <= ceil_div(most, size), f"{sequence.id}: table too long"
             live = [block for _, block in table.live()]
             assert len(set(live)) == len(live), f"{sequence.id}: a block stands twice"
             _check_writable(scheduler, table, sequence.computed)
@@ -118,7 +119,8 @@ def _check_sequences(scheduler: Scheduler) -> None:
 def _check_steps(sequence: Sequence, windows: Windows, size: int) -> None:
     """Its demand is what is left, and no step that is said to bring a token alone brings more."""
     left = min(sequence.length, sequence.last_position) - sequence.scheduled
-    assert sequence.demand == min(left, sequence.longest_chunk), f"{sequence.id}: demand"
+    demand = 0 if sequence.drafts else min(left, sequence.longest_chunk)
+    assert sequence.demand == demand, f"{sequence.id}: demand"
     steps = range(sequence.computed + 1, sequence.next_event)
     if steps:
         assert sequence.computed > sequence.common, f"{sequence.id}: a sibling may be due"

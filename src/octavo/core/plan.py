@@ -72,6 +72,8 @@ class Span(NamedTuple):
     `tokens` are the ids at those positions. With plans in flight the last ones may not be known
     yet: the runner then appends what it sampled last for this row. When `samples`, the position
     `stop - 1` is the sequence's last and the token for position `stop` is drawn from its logits.
+    The runner may guess up to `drafts` tokens more, compute them at the positions from `stop` on,
+    and draw after each as well: of the draws those up to the first that is no guess count.
     """
 
     row: int
@@ -79,9 +81,10 @@ class Span(NamedTuple):
     stop: int
     tokens: tuple[int, ...]
     samples: bool
+    drafts: int = 0
 
 
-new_span: Callable[[type[Span], tuple[int, int, int, tuple[int, ...], bool]], Span]
+new_span: Callable[[type[Span], tuple[int, int, int, tuple[int, ...], bool, int]], Span]
 new_span = tuple.__new__
 """`new_span(Span, fields)` is `Span(*fields)` in half the time: each step makes one for every
 sequence."""
@@ -102,16 +105,29 @@ class StepPlan:
     returned: tuple[Returned, ...] = ()
 
 
-class Sampled(NamedTuple):
-    """The token drawn for a span that samples, with its log-probability before any filter.
+class Drawn(NamedTuple):
+    """A token, its log-probability before any filter and, if the request asks for them, the
+    likeliest tokens before any filter."""
 
-    `top` has the likeliest tokens before any filter, if the request asks for them.
+    token: int
+    logprob: float
+    top: Likeliest = ()
+
+
+class Sampled(NamedTuple):
+    """The token drawn for a span that samples: the fields of `Drawn`.
+
+    `more` tokens follow, if the span allows drafts; the KV of the first `kept` positions from its
+    `stop` on is theirs. `drafted` positions were computed there.
     """
 
     row: int
     token: int
     logprob: float
     top: Likeliest = ()
+    more: tuple[Drawn, ...] = ()
+    kept: int = 0
+    drafted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

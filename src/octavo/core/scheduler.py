@@ -30,13 +30,14 @@ from octavo.core.events import (
     Finished,
     FinishReason,
     Refused,
+    Token,
 )
 from octavo.core.following import Followers
 from octavo.core.growth import Growth
 from octavo.core.holds import Holds
 from octavo.core.misses import explain
 from octavo.core.pace import Pace
-from octavo.core.plan import Move, RowFailed, Sampled, Span, StepPlan, StepResult
+from octavo.core.plan import Drawn, Move, RowFailed, Sampled, Span, StepPlan, StepResult
 from octavo.core.prediction import AnswerLengths
 from octavo.core.preemption import Preemptions
 from octavo.core.prefix_cache import Context
@@ -77,7 +78,7 @@ class Scheduler:
         self._context = context or Context()
         self._lengths = AnswerLengths()
         preemptions = Preemptions(manager, self.roster, self.followers, self.pace, self.counters)
-        self._growth = Growth(manager, self.roster, self.holds, preemptions)
+        self._growth = Growth(manager, self.roster, self.holds, preemptions, self.pace)
         self._admissions = Admissions(
             manager,
             self.roster,
@@ -178,6 +179,7 @@ class Scheduler:
         self._growth.share_out(draft)
         if not draft.preempted and not draft.awaited:
             self._admissions.admit(draft)
+            self._growth.guess(draft, self.ceilings.draws)
         if not draft.empty:
             return self._close(draft)
         return self.plan(now) if draft.promise is not None and not self._in_flight else None
@@ -194,8 +196,10 @@ class Scheduler:
         if self.followers:
             for sequence in step.sequences:
                 self._call_back(self.followers.passed(sequence))
+        drafted = sum([one.drafted for one in result.outcomes if isinstance(one, Sampled)])
+        self.counters.tokens_computed += drafted
         if step.tokens and not plan.moves:
-            self.pace.observe(step.tokens, now - max(step.planned_at, self._committed_at))
+            self.pace.observe(step.tokens + drafted, now - max(step.planned_at, self._committed_at))
         self._committed_at = now
         return tuple(events)
 
@@ -272,7 +276,10 @@ class Scheduler:
 
     def _close(self, draft: Draft) -> StepPlan:
         sequences = tuple(draft.grants)
-        spans = tuple([one.schedule(count, draft.id) for one, count in draft.grants.items()])
+        guesses = draft.guesses
+        spans = tuple(
+            [one.schedule(n, draft.id, guesses.get(one, 0)) for one, n in draft.grants.items()]
+        )
         covers, tokens = draft.covers.values(), sum(draft.grants.values())
         self._untold += draft.pinned
         draft.decisions += self._untold
@@ -307,15 +314,16 @@ class Scheduler:
         events: list[Event] = []
         tenants = []
         for sequence, epoch, span in zip(step.sequences, step.epochs, step.plan.spans, strict=True):
-            row, _, stop, _, _ = span
+            row, _, stop, _, _, drafts = span
             outcome, request = outcomes.get(row), sequence.request
             if (
                 stop < sequence.next_event
+                and not drafts
                 and epoch == sequence.epoch
                 and isinstance(outcome, Sampled)
                 and outcome.token not in request.stop_token_ids
             ):
-                _, token, logprob, top = outcome
+                _, token, logprob, top, _, _, _ = outcome
                 events.append(sequence.step(stop, token, logprob, top))
                 tenants.append(request.tenant)
             else:
@@ -338,24 +346,46 @@ class Scheduler:
         if isinstance(outcome, RowFailed):
             self.manager.distrust(sequence)
             return (self._end(sequence, "error", None, now, outcome.message),)
-        if sequence.epoch == epoch:
+        kept = 0 if outcome is None else outcome.kept
+        if sequence.epoch == epoch and not kept:
             self._computed(sequence, span.start, span.stop, now)
         if not span.samples:
             return ()
         assert outcome is not None, f"{sequence.id}: the step sampled nothing"
-        self.counters.tokens_sampled += 1
-        self.roster.service.answer(sequence.request.tenant)
-        token = sequence.append(outcome.token, outcome.logprob, now, outcome.top)
-        if token.number == 0 and not sequence.number:
-            self.counters.prompt_tokens += sequence.prompt_length
-            self.counters.prompt_tokens_cached += sequence.cached_tokens
-        ending = sequence.ending()
+        events: list[Event] = []
+        for drawn in (Drawn(outcome.token, outcome.logprob, outcome.top), *outcome.more):
+            events.append(self._append(sequence, drawn, now))
+            ending = sequence.ending()
+            if ending is not None:
+                break
+        if sequence.epoch == epoch and kept:  # the tokens of these positions are there now
+            self._computed(sequence, span.start, span.stop + min(kept, len(events) - 1), now)
+        if span.drafts:
+            self._settle(sequence, outcome)
         if ending is not None:
-            return (token, self._end(sequence, *ending, now))
+            return (*events, self._end(sequence, *ending, now))
         if sequence.computed > sequence.common:  # all tokens it had at first, in this epoch
             event = self.manager.next_event(sequence)
             sequence.next_event = min(event, sequence.last_position)
-        return (token,)
+        return tuple(events)
+
+    def _append(self, sequence: Sequence, drawn: Drawn, now: float) -> Token:
+        """Take in one token of an answer."""
+        self.counters.tokens_sampled += 1
+        self.roster.service.answer(sequence.request.tenant)
+        token = sequence.append(drawn.token, drawn.logprob, now, drawn.top)
+        if token.number == 0 and not sequence.number:
+            self.counters.prompt_tokens += sequence.prompt_length
+            self.counters.prompt_tokens_cached += sequence.cached_tokens
+        return token
+
+    def _settle(self, sequence: Sequence, outcome: Sampled) -> None:
+        """Learn from the drafts of a span, and go on after those that were right."""
+        self.counters.tokens_drafted += outcome.drafted
+        self.counters.tokens_accepted += outcome.kept
+        sequence.drafting.observe(outcome.drafted, outcome.kept)
+        sequence.settle()
+        self.manager.shrink(sequence)
 
     def _computed(self, sequence: Sequence, start: int, stop: int, now: float) -> None:
         """The KV of positions [start, stop) is there."""

@@ -11,6 +11,7 @@ admission on, as if it were computed: its plan moves it in.
 
 from enum import Enum
 
+from octavo.core.acceptance import Acceptance
 from octavo.core.block_table import BlockTable
 from octavo.core.events import (
     Finished,
@@ -63,6 +64,8 @@ class Sequence:
         "computed",
         "context",
         "demand",
+        "drafting",
+        "drafts",
         "epoch",
         "first_token_s",
         "headed_s",
@@ -148,6 +151,7 @@ class Sequence:
         self.cached_tokens = 0
         """Of its prompt, what its first admission found in the prefix cache."""
         self._recomputed_tokens = 0
+        self.drafting = Acceptance()
         self.preemptions = 0
         self.swaps = 0
         self.interruptions: tuple[Interruption, ...] = ()
@@ -163,6 +167,8 @@ class Sequence:
         """Where it went on at its last admission: the KV before is there, or on its way."""
         self.demand = self._demand()
         """How many positions the next step may compute, from `scheduled` on."""
+        self.drafts = 0
+        """How many the span in flight may have, beyond `scheduled`."""
         self.sealed = 0
         """Leading blocks whose content is final and was offered to the prefix cache."""
         self.writable = 0
@@ -191,9 +197,7 @@ class Sequence:
 
     def bind(self) -> Bind:
         """What tells a runner whom its row serves."""
-        looks_back = self.request.sampling.looks_back
-        answered = tuple(self.tokens[self.prompt_length :]) if looks_back else ()
-        return Bind(self.row, self.request, answered)
+        return Bind(self.row, self.request, tuple(self.tokens[self.prompt_length :]))
 
     def _demand(self) -> int:
         return min(min(self.length, self.last_position) - self.scheduled, self.longest_chunk)
@@ -236,22 +240,36 @@ class Sequence:
         self._begin()
         self.preemptions += 1
 
-    def schedule(self, count: int, plan_id: int) -> Span:
-        """Put the next `count` positions into a plan; returns them."""
+    @property
+    def decodes(self) -> bool:
+        """All tokens are known, and only the last of them is to be computed."""
+        return self.scheduled == self.length - 1 and self.length == len(self.tokens)
+
+    def schedule(self, count: int, plan_id: int, drafts: int = 0) -> Span:
+        """Put the next `count` positions into a plan; returns them. With `drafts` nothing more is
+        put into one until it is known how many tokens came of it."""
         start = self.scheduled
         self.scheduled = stop = start + count
         self.last_served = plan_id
         samples = stop == self.length
         if samples:
             self.length = stop + 1
-            self.demand = 1 if stop < self.last_position else 0
+            self.demand = 1 if stop < self.last_position and not drafts else 0
+            self.drafts = drafts
         else:
             self.demand = self._demand()
         tokens = self.tokens
         known = (
             (tokens[start],) if count == 1 and start < len(tokens) else tuple(tokens[start:stop])
         )
-        return new_span(Span, (self.row, start, stop, known, samples))
+        return new_span(Span, (self.row, start, stop, known, samples, drafts))
+
+    def settle(self) -> None:
+        """All tokens of a span with drafts are there: go on after them."""
+        self.length = len(self.tokens)
+        self.scheduled = self.computed
+        self.drafts = 0
+        self.demand = self._demand()
 
     def compute(self, start: int, stop: int) -> None:
         """The KV of positions [start, stop) is there; some may be computed again."""
@@ -315,4 +333,6 @@ class Sequence:
             peak_blocks=sum(table.peak for table in self.tables),
             swaps=self.swaps,
             interruptions=self.interruptions,
+            drafted_tokens=self.drafting.drafted,
+            accepted_tokens=self.drafting.accepted,
         )

@@ -59,7 +59,7 @@ def build_engine(
         ops,
         resolved.ceilings.tokens,
         quantization=resolved.quantization,
-        max_rows=resolved.ceilings.sequences,
+        max_rows=resolved.ceilings.draws,
         max_context=resolved.max_model_len,
     )
     phases.end("weights packed")
@@ -69,6 +69,7 @@ def build_engine(
         ops,
         pool,
         rows=resolved.ceilings.sequences,
+        draws=resolved.ceilings.draws,
         max_context=resolved.max_model_len,
         groups=len(resolved.windows),
         mover=None if swap is None else Mover(pool, KVStorage(layout, swap.host_blocks)),

@@ -39,6 +39,7 @@ from octavo.core.events import CancelReason, Decision, Event, Finished, PromptSc
 from octavo.core.plan import (
     Bind,
     BlockCopy,
+    Drawn,
     Move,
     Returned,
     RowFailed,
@@ -164,6 +165,8 @@ class _Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     returned: tuple[tuple[int, int, int], ...] = ()
     answered: tuple[tuple[int, tuple[int, ...]], ...] = ()
     """Of binds that say it: the row, and what its branch has answered."""
+    drafts: tuple[tuple[int, int], ...] = ()
+    """Of spans that allow any: the row, and how many."""
 
 
 class _Submit(msgspec.Struct, frozen=True, tag="submit", tag_field="call"):
@@ -200,6 +203,8 @@ class _Commit(msgspec.Struct, frozen=True, tag="commit", tag_field="call", omit_
     outcomes: tuple[tuple[int, int | str], ...]
     said: tuple[tuple[str, Any], ...]
     moved: int = 0
+    drafted: tuple[tuple[int, int, int, tuple[int, ...]], ...] = ()
+    """Of outcomes with drafts: the row, how many were drafted and kept, and what followed."""
 
 
 class _SetLimits(msgspec.Struct, frozen=True, tag="set_limits", tag_field="call"):
@@ -225,8 +230,13 @@ def encode(call: Call, answer: Answer) -> bytes:
                 (outcome.row, outcome.token if isinstance(outcome, Sampled) else outcome.message)
                 for outcome in result.outcomes
             )
+            drafted = tuple(
+                (one.row, one.drafted, one.kept, tuple(drawn.token for drawn in one.more))
+                for one in result.outcomes
+                if isinstance(one, Sampled) and (one.drafted or one.more)
+            )
             return _encoder.encode(
-                _Commit(now, result.plan_id, outcomes, _said(answer), result.moved)
+                _Commit(now, result.plan_id, outcomes, _said(answer), result.moved, drafted)
             )
         case Submit(now, request):
             return _encoder.encode(_Submit(now, request, _said(answer)))
@@ -252,7 +262,15 @@ def _plan(plan: StepPlan) -> _Plan:
         moves=tuple((move.kind, move.block, move.slot) for move in plan.moves),
         returned=tuple((one.row, one.group, one.first) for one in plan.returned),
         answered=tuple((b.row, b.answered) for b in plan.binds if b.answered),
+        drafts=tuple((s.row, s.drafts) for s in plan.spans if s.drafts),
     )
+
+
+def _sampled(
+    row: int, token: int, drafted: int = 0, kept: int = 0, more: Iterable[int] = ()
+) -> Sampled:
+    following = tuple(Drawn(each, 0.0) for each in more)
+    return Sampled(row, token, 0.0, more=following, kept=kept, drafted=drafted)
 
 
 def _said(answer: Answer) -> tuple[tuple[str, Any], ...]:
@@ -345,11 +363,14 @@ class _Reader:
             case _PlanCall(now, plan):
                 answer = None if plan is None else self._plan(number, plan)
                 return Entry(number, Plan(now), answer)
-            case _Commit(now, plan_id, outcomes, said, moved):
+            case _Commit(now, plan_id, outcomes, said, moved, drafted):
+                drafts = {row: rest for row, *rest in drafted}
                 result = StepResult(
                     plan_id,
                     tuple(
-                        RowFailed(row, value) if isinstance(value, str) else Sampled(row, value, 0)
+                        RowFailed(row, value)
+                        if isinstance(value, str)
+                        else _sampled(row, value, *drafts.get(row, ()))
                         for row, value in outcomes
                     ),
                     moved,
@@ -371,7 +392,7 @@ class _Reader:
         if unknown:
             name, branch = unknown[0]
             raise self._damaged(number, f"branch {branch} of request {name} is not live")
-        answered = dict(plan.answered)
+        answered, drafts = dict(plan.answered), dict(plan.drafts)
         return StepPlan(
             id=plan.id,
             binds=tuple(
@@ -380,7 +401,7 @@ class _Reader:
             ),
             writes=tuple(TableWrite(*write) for write in plan.writes),
             copies=tuple(BlockCopy(*copy) for copy in plan.copies),
-            spans=tuple(Span(*span) for span in plan.spans),
+            spans=tuple(Span(*span, drafts.get(span[0], 0)) for span in plan.spans),
             decisions=tuple(
                 self._record(number, name, fields, _DECISIONS) for name, fields in plan.decisions
             ),

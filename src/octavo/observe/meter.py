@@ -5,7 +5,7 @@ All else that metrics need are totals of the core, and the receipts of requests 
 
 from octavo.core.calls import Answer, Call, Commit, Plan
 from octavo.core.events import Event, Finished, Token
-from octavo.core.plan import StepPlan
+from octavo.core.plan import Sampled, StepPlan
 from octavo.observe.buckets import STEP_TOKENS, TOKEN_S
 from octavo.observe.histogram import Counted, Histogram
 
@@ -60,13 +60,17 @@ class Meter:
     def _stepped(self, commit: Commit) -> None:
         planned_s, tokens = self._planned.pop(commit.result.plan_id)
         self._step_s.add(commit.now - planned_s)
-        self._step_tokens.add(tokens)
+        drafted = sum([one.drafted for one in commit.result.outcomes if isinstance(one, Sampled)])
+        self._step_tokens.add(tokens + drafted)
 
     def _told(self, events: tuple[Event, ...], now: float) -> None:
         """Mostly those that got a token in the step before get one again, and no other."""
-        branches = [(e[0], e[4]) for e in events if type(e) is Token]  # by index: twice as quick
+        tokens = [(e[0], e[4]) for e in events if type(e) is Token]  # by index: twice as quick
+        branches = list(dict.fromkeys(tokens))
+        if len(branches) < len(tokens):  # drafts that were right come with the token before them
+            self._gaps_s.add(0.0, len(tokens) - len(branches))
         ended = set[Branch]()
-        if len(branches) < len(events):
+        if len(tokens) < len(events):
             ended = {(e.request_id, e.branch) for e in events if isinstance(e, Finished)}
         if not branches:
             self._forget(ended)

@@ -28,15 +28,19 @@ class RowTables:
 def make_batch(
     spans: Sequence[Span], tokens: Sequence[Sequence[int]], tables: RowTables, block_size: int
 ) -> Batch:
-    """The arrays of one step; sequence s of the batch is `spans[s]` with ids `tokens[s]`."""
-    stops = np.array([span.stop for span in spans], np.int32)
-    counts = np.array([span.stop - span.start for span in spans], np.int32)
+    """The arrays of one step; sequence s of the batch is `spans[s]` with ids `tokens[s]`, drafts
+    after them. Logits are wanted of the last token of a span that samples, and of its drafts."""
+    counts = np.array([len(ids) for ids in tokens], np.int32)
+    stops = np.array([span.start for span in spans], np.int32) + counts
     query_start = np.zeros(len(spans) + 1, np.int32)
     np.cumsum(counts, out=query_start[1:])
     total = int(query_start[-1])
     flat = np.fromiter((token for ids in tokens for token in ids), np.int32, total)
     positions = np.arange(total, dtype=np.int32) + np.repeat(stops - query_start[1:], counts)
-    samples = np.array([span.samples for span in spans], bool)
+    drawn = [
+        len(ids) + span.start - span.stop + 1 if span.samples else 0
+        for span, ids in zip(spans, tokens, strict=True)
+    ]
     width = -(-int(stops.max()) // block_size)
     return Batch(
         tokens=flat,
@@ -44,5 +48,17 @@ def make_batch(
         query_start=query_start,
         context=stops,
         tables=tables.gather([span.row for span in spans], width),
-        logit_rows=np.ascontiguousarray(query_start[1:][samples] - 1),
+        logit_rows=_tails(query_start[1:], np.array(drawn, np.int32)),
     )
+
+
+def _tails(stops: I32, counts: I32) -> I32:
+    """The last `counts[s]` rows before each `stops[s]`, in order.
+
+    >>> _tails(np.array([3, 5, 9]), np.array([1, 0, 2])).tolist()
+    [2, 7, 8]
+    """
+    ends = np.cumsum(counts)
+    total = int(ends[-1])
+    rows = np.arange(total, dtype=np.int32) + np.repeat(stops - ends, counts)
+    return np.ascontiguousarray(rows, np.int32)

@@ -1,6 +1,7 @@
 """ModelRunner: carries out plans with a model. It decides nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -18,7 +19,9 @@ from octavo.core.plan import (
 from octavo.core.request import Request
 from octavo.ops.api import F32, Batch, KVPool, Ops
 from octavo.runtime.batch import RowTables, make_batch
+from octavo.runtime.drafting import Chain, accept
 from octavo.runtime.edits import Edits
+from octavo.runtime.lookup import PromptLookup
 from octavo.runtime.movers import Mover
 from octavo.runtime.sampler import Draw, Sampler
 from octavo.runtime.scores import Head, PromptScorer
@@ -31,6 +34,15 @@ class Network(Head, Protocol):
     def forward(self, batch: Batch, pool: KVPool) -> F32: ...
 
 
+class Drafter(Protocol):
+    """Guesses what follows the tokens of one branch."""
+
+    def append(self, token: int) -> None: ...
+
+    def guess(self, count: int) -> tuple[int, ...]:
+        """Up to `count` tokens."""
+
+
 class ModelRunner:
     """Keeps  rows: a request and block tables each, from its bind to the next bind of that row."""
 
@@ -41,16 +53,18 @@ class ModelRunner:
         storage: KVStorage,
         *,
         rows: int,
+        draws: int | None = None,
         max_context: int,
         groups: int = 1,
         mover: Mover | None = None,
+        drafter: Callable[[Iterable[int]], Drafter] = PromptLookup,
     ) -> None:
         self._network = network
         self._ops = ops
         self._storage = storage
         self._mover = mover
-        self._sampler = Sampler(ops, max_rows=rows)
-        self._scorer = PromptScorer(network, ops, max_rows=rows)
+        self._sampler = Sampler(ops, max_rows=draws or rows)
+        self._scorer = PromptScorer(network, ops, max_rows=draws or rows)
         self._block_size = storage.layout.block_size
         self._tables = RowTables(
             rows=rows, width=-(-max_context // self._block_size), groups=groups
@@ -61,6 +75,8 @@ class ModelRunner:
         """Of the rows whose requests ask for any."""
         self._scored: set[int] = set()
         """The rows whose prompts are to be scored."""
+        self._drafter = drafter
+        self._drafters: dict[int, Drafter] = {}
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Carry out one plan: moves out, binds, table writes, copies, moves in, then all spans in
@@ -73,10 +89,18 @@ class ModelRunner:
         moved += 0 if self._mover is None else self._mover.move_in(plan.moves)
         if not plan.spans:
             return StepResult(plan.id, (), moved)
-        tokens = [self._tokens(span) for span in plan.spans]
+        guesses = [self._drafters[s.row].guess(s.drafts) if s.drafts else () for s in plan.spans]
+        tokens = [
+            (*self._tokens(span), *guess) for span, guess in zip(plan.spans, guesses, strict=True)
+        ]
         batch = make_batch(plan.spans, tokens, self._tables, self._block_size)
         logits = self._network.forward(batch, self._storage.pool)
-        outcomes = self._sample(logits, plan.spans)
+        chains = [
+            Chain(span.row, span.stop, guess)
+            for span, guess in zip(plan.spans, guesses, strict=True)
+            if span.samples
+        ]
+        outcomes = self._sample(logits, chains)
         if not self._scored:
             return StepResult(plan.id, outcomes, moved)
         told = self._scorer.score(plan.spans, self._requests, batch)
@@ -87,6 +111,7 @@ class ModelRunner:
 
     def _bind(self, bind: Bind) -> None:
         self._requests[bind.row] = bind.request
+        self._drafters[bind.row] = self._drafter((*bind.request.prompt, *bind.answered))
         if bind.request.prompt_logprobs is None:
             self._scored.discard(bind.row)
         else:
@@ -107,16 +132,54 @@ class ModelRunner:
         missing = span.stop - span.start - len(span.tokens)
         return (*span.tokens, self._last[span.row]) if missing else span.tokens
 
-    def _sample(self, logits: F32, spans: Sequence[Span]) -> tuple[Sampled | RowFailed, ...]:
-        draws = [
-            Draw(span.row, span.stop, self._requests[span.row], self._edits.get(span.row))
-            for span in spans
-            if span.samples
+    def _sample(self, logits: F32, chains: Sequence[Chain]) -> tuple[Sampled | RowFailed, ...]:
+        """One outcome for each chain; its rows of logits follow those of the chain before it.
+
+        What a row's edits write depends on the tokens before it: such chains are drawn a token at a
+        time, as far as their guesses are right.
+        """
+        firsts = list(accumulate((len(chain.guesses) + 1 for chain in chains), initial=0))
+        wave = [
+            (number, index)
+            for number, chain in enumerate(chains)
+            for index in range(1 if chain.row in self._edits else len(chain.guesses) + 1)
         ]
-        outcomes = self._sampler.sample(logits, draws)
-        for outcome in outcomes:
+        drawn: list[list[Sampled | RowFailed]] = [[] for _ in chains]
+        while wave:
+            rows = [firsts[number] + index for number, index in wave]
+            some = logits if len(rows) == len(logits) else logits[rows]
+            outcomes = self._sampler.sample(some, [self._draw(chains[n], i) for n, i in wave])
+            for (number, _), outcome in zip(wave, outcomes, strict=True):
+                drawn[number].append(outcome)
+            wave = [
+                (number, len(drawn[number]))
+                for number in dict.fromkeys(number for number, _ in wave)
+                if chains[number].row in self._edits
+                and self._advance(chains[number], drawn[number])
+            ]
+        accepted = tuple(map(accept, chains, drawn))
+        for outcome in accepted:
             if isinstance(outcome, Sampled):
-                self._last[outcome.row] = outcome.token
-                if (edits := self._edits.get(outcome.row)) is not None:
-                    edits.append(outcome.token)
-        return outcomes
+                self._keep(outcome)
+        return accepted
+
+    def _draw(self, chain: Chain, index: int) -> Draw:
+        request, edits = self._requests[chain.row], self._edits.get(chain.row)
+        return Draw(chain.row, chain.stop + index, request, edits)
+
+    def _advance(self, chain: Chain, drawn: Sequence[Sampled | RowFailed]) -> bool:
+        """Take in the newest token of a chain with edits; whether the next row is to be drawn."""
+        newest = drawn[-1]
+        if not isinstance(newest, Sampled):
+            return False
+        self._edits[chain.row].append(newest.token)
+        return len(drawn) <= len(chain.guesses) and newest.token == chain.guesses[len(drawn) - 1]
+
+    def _keep(self, outcome: Sampled) -> None:
+        """The tokens of a row are there."""
+        drafter = self._drafters[outcome.row]
+        self._last[outcome.row] = outcome.token
+        drafter.append(outcome.token)
+        for drawn in outcome.more:
+            self._last[outcome.row] = drawn.token
+            drafter.append(drawn.token)

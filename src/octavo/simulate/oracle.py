@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from octavo.core.events import Score
-from octavo.core.plan import Bind, RowFailed, RowScores, Sampled, Span, StepPlan, StepResult
+from octavo.core.plan import Bind, Drawn, RowFailed, RowScores, Sampled, Span, StepPlan, StepResult
 from octavo.core.request import Request, Sampling
 from octavo.core.windows import Windows
 
@@ -151,14 +151,35 @@ class OracleRunner:
                 last = digest(last, token)
                 block = row.tables[group][position // self._size]
                 self._cells[block][position % self._size] = (row.request.salt, group, last)
-        if span.samples:
-            if row.request.sampling.looks_back and row.length != span.stop:
-                raise WrongContent(f"{row.request.id}: {row.length} tokens to look back at")
-            row.length += 1
-            row.last = draw(last, self.vocabulary, row.request.sampling)
+        if span.samples and row.request.sampling.looks_back and row.length != span.stop:
+            raise WrongContent(f"{row.request.id}: {row.length} tokens to look back at")
+        drawn = self._draw(row, span, last) if span.samples else []
+        row.length += len(drawn)
+        row.last = drawn[-1] if drawn else -1
         if span.stop > self.failing.get(row.request.id, span.stop):
             return RowFailed(span.row, "the oracle was told to fail this row")
-        return Sampled(span.row, row.last, 0.0) if span.samples else None
+        if not drawn:
+            return None
+        more = tuple(Drawn(token, 0.0) for token in drawn[1:])
+        kept = len(more)
+        return Sampled(span.row, drawn[0], 0.0, more=more, kept=kept, drafted=span.drafts)
+
+    def _draw(self, row: _Row, span: Span, last: bytes) -> list[int]:
+        """The tokens that follow `last`: with drafts up to the first that was guessed wrong. Each
+        guess is right or wrong by what stands before it, and its cells are written either way."""
+        sampling = row.request.sampling
+        drawn, right = [draw(last, self.vocabulary, sampling)], True
+        for position in range(span.stop, span.stop + span.drafts):
+            truth = draw(last, self.vocabulary, sampling)
+            hit = last[0] % 3 > 0
+            last = digest(last, truth if hit else truth + 1)
+            for group in range(len(self._windows)):
+                block = row.tables[group][position // self._size]
+                self._cells[block][position % self._size] = (row.request.salt, group, last)
+            right = right and hit
+            if right:
+                drawn.append(draw(last, self.vocabulary, sampling))
+        return drawn
 
     def _read(self, row: _Row, group: int, stop: int) -> bytes:
         """The digest before position `stop`; every cell that this one sees is checked."""

@@ -46,24 +46,23 @@ constexpr Integers SIX = {0xff00u, 0x47000000u, 0x1p15f + SIXES_ZERO};
 template <Encoding ENCODING>
 OCTAVO_INLINE void expand_sixes(const unsigned char* from, const unsigned char* factors,
                                 unsigned char* to) {
-  const SixFactors of = six_factors<ENCODING>(factors, 0);
   const Floats scale = widen_halves(reinterpret_cast<const Half*>(factors));
+  [[maybe_unused]] Floats offset = {};
+  if constexpr (OFFSETS<ENCODING>) offset = offsets_at<ENCODING>(factors, 0);
 #pragma GCC unroll 2
-  for (int half = 0; half < 2; ++half, from += 3 * LINE) {
-    const Floats times = scale * of.halves[half];
+  for (int half = 0; half < 2; ++half, from += SIXES_LINES / 2 * LINE) {
+    const Floats times = scale * widen_bytes(multiples_of<ENCODING>(factors, half));
     const auto weights = [&](Words words) __attribute__((always_inline)) {
       const Floats integers = as_floats((words & SIX.mask) ^ SIX.bits) - SIX.zero;
-      if constexpr (OFFSETS<ENCODING>) return fma(integers, times, of.offset);
+      if constexpr (OFFSETS<ENCODING>) return fma(integers, times, offset);
       return integers * times;
     };
-    Sixteen quads;
-    unpack_sixes(from, quads);
 #pragma GCC unroll 4
-    for (const Words second : quads) {
+    for (int quad = 0; quad < 4; ++quad, to += 2 * LINE) {
+      const Words second = sixes_at(from, quad);
       const Words first = second << 8, third = second >> 8, fourth = second >> 16;
       store_words(to, pair_bf16(weights(first), weights(second)));
       store_words(to + LINE, pair_bf16(weights(third), weights(fourth)));
-      to += 2 * LINE;
     }
   }
 }
@@ -95,7 +94,7 @@ OCTAVO_INLINE void expand_group(const unsigned char* from, const Half* factors, 
 
 template <Encoding ENCODING>
 void expand(const ExpandArgs& args) {
-  constexpr Index LINES = SIXES<ENCODING> ? 6 : Lines<ENCODING>::COUNT;
+  constexpr Index LINES = SIXES<ENCODING> ? SIXES_LINES : Lines<ENCODING>::COUNT;
   const Index fetched = LINES * args.fetch_step;
   unsigned char* to = args.to;
   for (Index p = 0; p < args.count; ++p) {

@@ -19,9 +19,8 @@
 //                  a group fits: |Σ (q - 4) x| + |4 Σ x| < 2^15
 //   others         float32, whose integers are exact up to 2^24: 32 · 128 · 127 < 2^19
 //
-// Of `Sixes` a product takes all inputs that share a multiple, `dot_sixteen`: their sums are those
-// of `Nibbles`, and have as much room, since weights of six bits are taken as q and less 32 only in
-// what the sums start from. `six_tile.h` unpacks them.
+// `Sixes` are unpacked by `sixes.h` and multiplied half a group at a time with the products of
+// `Nibbles`: 8 · 32 · 127 < 2^15. Each half has a start of its own, before its inputs.
 #pragma once
 
 #include "octavo/packed.h"
@@ -37,6 +36,8 @@ using Byte = std::int8_t;
 typedef std::int16_t Shorts __attribute__((vector_size(LANES * 4)));
 
 OCTAVO_INLINE Floats to_floats(Ints v) { return __builtin_convertvector(v, Floats); }
+
+OCTAVO_INLINE Floats total(Floats sums) { return sums; }
 
 OCTAVO_INLINE Words splat_from(const void* from) {
   std::uint32_t word;
@@ -330,9 +331,8 @@ OCTAVO_INLINE void accumulate(Products, Floats (&sums)[WIDTH], const Floats (&we
   for (int n = 0; n < WIDTH; ++n) sums[n] += weights[n] * x;
 }
 
-OCTAVO_INLINE Floats total(Floats sums) { return sums; }
-
 struct Sixes {
+  using Sums = Floats;
   static constexpr Index HALF_BYTES = 4 + 4 * DEPTH / 2, X_BYTES = 2 * HALF_BYTES;
 };
 
@@ -349,15 +349,17 @@ OCTAVO_INLINE int lay_out(Sixes, const Group& integers, int zero, unsigned char*
   return 0;
 }
 
-OCTAVO_INLINE Floats dot_sixteen(Sixes, const Words (&quads)[4], const unsigned char* from) {
-  const float* const x = reinterpret_cast<const float*>(from);
-  Floats sums = splat(x[0]);
-  for (int i = 0; i < 4; ++i) {
-    for (int byte = 0; byte < 4; ++byte) {
-      sums += to_floats((Ints)(quads[i] >> 8 * byte & 255u)) * splat(x[1 + 4 * i + byte]);
+OCTAVO_INLINE Floats start_of(Sixes, const unsigned char* x) { return as_floats(splat_from(x)); }
+
+template <int WIDTH>
+OCTAVO_INLINE void accumulate(Sixes, Floats (&sums)[WIDTH], const Words (&weights)[WIDTH],
+                              const unsigned char* x, int quad) {
+  for (int byte = 0; byte < 4; ++byte) {
+    const Floats inputs = as_floats(splat_from(x + 4 + 16 * quad + 4 * byte));
+    for (int n = 0; n < WIDTH; ++n) {
+      sums[n] += to_floats((Ints)(weights[n] >> 8 * byte & 255u)) * inputs;
     }
   }
-  return sums;
 }
 
 #endif
@@ -366,6 +368,7 @@ OCTAVO_INLINE Floats dot_sixteen(Sixes, const Words (&quads)[4], const unsigned 
 
 // Of each half of a group the word that its sums start from, then its inputs.
 struct Sixes {
+  using Sums = Nibbles::Sums;
   static constexpr Index HALF_BYTES = 4 + DEPTH / 2, X_BYTES = 2 * HALF_BYTES;
 };
 
@@ -385,11 +388,16 @@ OCTAVO_INLINE int lay_out(Sixes, const Group& integers, int zero, unsigned char*
   return 0;
 }
 
-OCTAVO_INLINE auto dot_sixteen(Sixes, const Words (&quads)[4], const unsigned char* x) {
-  Nibbles::Sums sums = (Nibbles::Sums)splat_from(x);
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) add_products(sums, quads[i], splat_from(x + 4 + 4 * i));
-  return sums;
+OCTAVO_INLINE Sixes::Sums start_of(Sixes, const unsigned char* x) {
+  return (Sixes::Sums)splat_from(x);
+}
+
+template <int WIDTH>
+OCTAVO_INLINE void accumulate(Sixes, Sixes::Sums (&sums)[WIDTH], const Words (&weights)[WIDTH],
+                              const unsigned char* x, int quad) {
+  const Words inputs = splat_from(x + 4 + 4 * quad);
+#pragma GCC unroll 16
+  for (int n = 0; n < WIDTH; ++n) add_products(sums[n], weights[n], inputs);
 }
 
 OCTAVO_INLINE Words part_of(Nibbles, const void* line, int part) { return halves_of(line, part); }

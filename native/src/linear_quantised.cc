@@ -15,7 +15,8 @@ template <Encoding ENCODING, int ROWS>
 constexpr Tiles tiles_of() {
   constexpr int PANELS = panels_for(ROWS);
   if constexpr (SIXES<ENCODING>) {
-    return {multiply_sixes<ENCODING, ROWS, PANELS>, multiply_sixes<ENCODING, ROWS, 1>, PANELS};
+    constexpr int FEWER = PANELS < MAX_SIXES_PANELS ? PANELS : MAX_SIXES_PANELS;
+    return {multiply_sixes<ENCODING, ROWS, FEWER>, multiply_sixes<ENCODING, ROWS, 1>, FEWER};
   } else {
     return {multiply_quantised<ENCODING, ROWS, PANELS>, multiply_quantised<ENCODING, ROWS, 1>,
             PANELS};

@@ -44,9 +44,7 @@ constexpr int MAX_ROWS = 12;
 constexpr int panels_for(int rows) { return rows == 1 ? 8 : rows <= 4 ? 4 : 2; }
 #elif OCTAVO_LANES == 8
 template <Encoding ENCODING>
-constexpr int MAX_ROWS = ENCODING == Encoding::int8 ? 5
-                         : SIXES<ENCODING>          ? 8
-                                                    : 6;
+constexpr int MAX_ROWS = ENCODING == Encoding::int8 || SIXES<ENCODING> ? 5 : 6;
 constexpr int panels_for(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
 #else
 template <Encoding>
@@ -58,6 +56,14 @@ constexpr int panels_for(int) { return 1; }
 OCTAVO_INLINE const unsigned char* vector_at(const unsigned char* panel, Index panel_stride, int n,
                                              Index lane_bytes) {
   return panel + n / VECTORS * panel_stride + n % VECTORS * LANES * lane_bytes;
+}
+
+// Sums start from zero.
+template <int ROWS, int WIDTH>
+OCTAVO_INLINE void clear(const TileArgs& args) {
+  for (int r = 0; r < ROWS; ++r) {
+    for (int n = 0; n < WIDTH; ++n) store(args.sums + r * args.sums_stride + n * LANES, Floats{});
+  }
 }
 
 // Adds the products of one group, and asks for as many lines at `fetch`.
@@ -98,10 +104,10 @@ OCTAVO_INLINE void settle(const TileArgs& args, const unsigned char* row_groups,
   Floats scales[WIDTH], offsets[WIDTH];
 #pragma GCC unroll 16
   for (int n = 0; n < WIDTH; ++n) {
-    const Half* const halves =
-        reinterpret_cast<const Half*>(vector_at(factors, args.panel_stride, n, sizeof(Half)));
-    scales[n] = widen_halves(halves);
-    if constexpr (OFFSETS<ENCODING>) offsets[n] = widen_halves(halves + PANEL);
+    const unsigned char* const beside = factors + n / VECTORS * args.panel_stride;
+    const Index lane = n % VECTORS * LANES;
+    scales[n] = widen_halves(reinterpret_cast<const Half*>(beside) + lane);
+    if constexpr (OFFSETS<ENCODING>) offsets[n] = offsets_at<ENCODING>(beside, lane);
   }
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; ++r) {
@@ -120,11 +126,7 @@ template <Encoding ENCODING, int ROWS, int PANELS>
 void multiply_quantised(const TileArgs& args) {
   using Products = typename Kernel<ENCODING>::Products;
   constexpr int WIDTH = PANELS * VECTORS;
-  if (args.first) {
-    for (int r = 0; r < ROWS; ++r) {
-      for (int n = 0; n < WIDTH; ++n) store(args.sums + r * args.sums_stride + n * LANES, Floats{});
-    }
-  }
+  if (args.first) clear<ROWS, WIDTH>(args);
   const unsigned char *x = args.x, *panel = args.panels, *factors = args.factors;
   const unsigned char* row_groups = args.x + args.groups_at;
   const unsigned char *fetch = args.fetch, *fetch_factors = args.fetch_factors;

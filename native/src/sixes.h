@@ -1,4 +1,5 @@
-// Integers of six bits, out of the three lines of a panel that hold sixteen of each column.
+// Integers of six bits, out of the three lines of a panel that hold sixteen of each column, and
+// what they are multiplied by.
 #pragma once
 
 #include "linear_format.h"
@@ -8,38 +9,29 @@
 namespace octavo::OCTAVO_SET {
 
 constexpr Index SIXES_LINE = 4 * PANEL;  // bytes: a word of each column
+constexpr int SIXES_LINES = 6;           // of a group
 constexpr int SIXES_ZERO = 32;           // the integer that means 0
 
-// Four inputs of a column are a word, one in each byte, 0 … 63.
-typedef Words Sixteen[4];
-
-OCTAVO_INLINE void unpack_sixes(const unsigned char* lines, Sixteen& quads) {
+// Inputs 4 · quad … 4 · quad + 3 of each column, one in each byte, 0 … 63.
+OCTAVO_INLINE Words sixes_at(const unsigned char* lines, int quad) {
   constexpr std::uint32_t LOW = 0x3f3f3f3fu, TOP = 0xc0c0c0c0u;
-  const Words first = load_words(lines), second = load_words(lines + SIXES_LINE);
-  const Words third = load_words(lines + 2 * SIXES_LINE);
-  quads[0] = first & LOW;
-  quads[1] = second & LOW;
-  quads[2] = third & LOW;
-  quads[3] = (first & TOP) >> 6 | (second & TOP) >> 4 | (third & TOP) >> 2;
+  if (quad < 3) return load_words(lines + quad * SIXES_LINE) & LOW;
+  return (load_words(lines) & TOP) >> 6 | (load_words(lines + SIXES_LINE) & TOP) >> 4 |
+         (load_words(lines + 2 * SIXES_LINE) & TOP) >> 2;
 }
 
-// What a group's vector of columns is multiplied by beside its scale and offset.
-struct SixFactors {
-  Floats halves[2];  // of inputs 0 … 15, and of the others
-  Floats offset;
-};
-
-// `factors` are those of a group, of a vector whose first column is `lane`.
+// What multiplies the scale in half a group, signed bytes [16].
 template <Encoding ENCODING>
-OCTAVO_INLINE SixFactors six_factors(const unsigned char* factors, Index lane) {
-  const unsigned char* const multiples = factors + FACTOR_BYTES<ENCODING> - 2 * PANEL + lane;
-  const Floats first = widen_bytes(multiples), second = widen_bytes(multiples + PANEL);
-  if constexpr (OFFSETS<ENCODING>) {
-    const Half* const offsets = reinterpret_cast<const Half*>(factors) + PANEL + lane;
-    return {{first, first}, widen_halves(offsets) * second};
-  } else {
-    return {{first, second}, Floats{}};
-  }
+OCTAVO_INLINE const unsigned char* multiples_of(const unsigned char* factors, int half) {
+  return factors + FACTOR_BYTES<ENCODING> - (OFFSETS<ENCODING> ? 2 : 2 - half) * PANEL;
+}
+
+// The offsets of a group's columns from `lane` on.
+template <Encoding ENCODING>
+OCTAVO_INLINE Floats offsets_at(const unsigned char* factors, Index lane) {
+  const Half* const halves = reinterpret_cast<const Half*>(factors) + PANEL + lane;
+  if constexpr (!SIXES<ENCODING>) return widen_halves(halves);
+  return widen_halves(halves) * widen_bytes(factors + FACTOR_BYTES<ENCODING> - PANEL + lane);
 }
 
 }  // namespace octavo::OCTAVO_SET

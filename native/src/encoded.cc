@@ -260,10 +260,11 @@ void join_nibbles(const unsigned char* __restrict q, unsigned char* __restrict t
 // Numbers below 64 as 24 bytes: of each half of a group, inputs 4i … 4i + 3 in the low six bits of
 // word i, and bits 2i and 2i + 1 of inputs 12 … 15 above them.
 void join_sixes(const unsigned char* __restrict q, unsigned char* __restrict to) {
-  for (int half = 0; half < 2; ++half, q += 16, to += 12) {
-    for (int j = 0; j < 12; ++j) {
-      to[j] = static_cast<unsigned char>(q[j] | (q[12 + j % 4] >> j / 4 * 2 & 3) << 6);
-    }
+  for (int half = 0; half < 2; ++half, to += 12) {
+    std::uint32_t quads[4];
+    std::memcpy(quads, q + 16 * half, sizeof quads);
+    for (int i = 0; i < 3; ++i) quads[i] |= (quads[3] >> 2 * i & 0x03030303u) << 6;
+    std::memcpy(to, quads, 12);
   }
 }
 

@@ -187,3 +187,25 @@ def test_wrong_arguments_are_named(ops: NativeOps) -> None:
     out.flags.writeable = False
     with pytest.raises(ValueError, match="writable"):
         ops.linear(x, weight, out)
+
+
+@pytest.mark.parametrize("gated", [None, "silu"])
+def test_outputs_may_be_columns_of_a_wider_array(
+    rng: np.random.Generator, ops: NativeOps, gated: Activation | None
+) -> None:
+    """What is beside them is not touched, and they have the bits that they have alone."""
+    x, parts = rng.standard_normal((21, 70), np.float32), [random_weight(rng, 45, 70)] * 2
+    weight = ops.pack(parts[0]) if gated is None else ops.pack_gated(*parts)
+    wide, alone = np.full((21, 80), 77, np.float32), np.zeros((21, 45), np.float32)
+    out = wide[:, 20:65]
+    out[...] = 0
+    ops.linear(x, weight, out, add=True, gated=gated)
+    ops.linear(x, weight, alone, add=True, gated=gated)
+    assert (out == alone).all()
+    assert (wide[:, :20] == 77).all()
+    assert (wide[:, 65:] == 77).all()
+    for apart in (np.zeros((45, 21), np.float32).T, np.zeros((21, 90), np.float32)[:, ::2]):
+        with pytest.raises(ValueError, match="out must have contiguous rows"):
+            ops.linear(x, weight, apart, gated=gated)
+    with pytest.raises(ValueError, match="out must have contiguous rows"):
+        ops.linear(x, weight, alone[::-1], gated=gated)

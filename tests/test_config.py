@@ -64,7 +64,7 @@ def test_every_setting_is_read_from_every_source(
     elif rule.kind == "share":
         value = round(float(rng.uniform(rule.low or 0, rule.high or 1)), 6)
     else:
-        value = int(rng.integers(int(rule.low or 0) + 1, 1000))
+        value = int(rng.integers(int(rule.low or 0) + 1, min(1000, int(rule.high or 1000))))
     assert value != DEFAULTS[name]
     text = ",".join(value) if isinstance(value, tuple) else str(value)
     toml = f"'{text}'" if isinstance(value, str | tuple) else text.lower()

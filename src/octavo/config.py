@@ -119,6 +119,19 @@ class EngineConfig:
         None, "text", "path below which a proxy shows the server, as /llm (default: none)"
     )
     max_body_size: int = _setting(8 * MIB, "size", "largest body of a request", low=1, high=1 << 31)
+    trust_request_chat_template: bool = _setting(
+        False,
+        "switch",
+        "take chat templates that requests bring; a template is a program, so only where clients"
+        " are trusted",
+    )
+    request_timeout: float | None = _setting(
+        None,
+        "duration",
+        "longest time a request may take; it may ask for less with timeout_s (default: no limit)",
+        low=1e-3,
+        high=1e6,
+    )
     max_connections: int = _setting(
         1000, "whole", "most connections at once; more are turned away with status 503", low=1
     )

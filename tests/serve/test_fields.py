@@ -150,6 +150,7 @@ WRONG_TYPE: dict[str, tuple[Any, ...]] = {
     "cache_salt": (5, ["a"]),
     "cache_control": ("ephemeral", True, [], {"type": "ephemeral", "x": 1}),
     "model": (5, ["scripted"]),
+    "chat_template": (5, ["a"], True),
     "stream": ("yes", 1),
     "stream_options": (True, {"include_usage": 1}, {"unknown": True}),
     "user": (5,),

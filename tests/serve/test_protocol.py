@@ -5,7 +5,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from urllib.parse import urlsplit
 
 import httpx
@@ -132,3 +132,27 @@ def test_a_connection_that_is_kept_waits_for_the_keep_alive_alone() -> None:
         assert answered(kept)
         assert b" 408 " in everything(slow)
         assert answered(kept)
+
+
+def test_a_request_whose_answer_came_early_may_still_end() -> None:
+    """Refused by its head: the rest is read for nothing, and the connection stays."""
+    with scripted_server() as served, connected(served) as kept:
+        kept.sendall(b"POST /nothing HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\n")
+        assert kept.recv(1 << 16).startswith(b"HTTP/1.1 404")
+        kept.sendall(b"body")
+        assert answered(kept)
+
+
+def test_a_request_whose_answer_came_early_may_not_go_on_for_ever() -> None:
+    with scripted_server() as served, connected(served) as endless:
+        endless.sendall(b"POST /nothing HTTP/1.1\r\nhost: x\r\ncontent-length: 999999\r\n\r\n")
+        assert b" 404 " in endless.recv(1 << 16)
+        with suppress(ConnectionError):
+            assert endless.recv(1) == b""
+
+
+def test_empty_lines_between_requests_are_no_request() -> None:
+    with scripted_server(bounds=Bounds(receive_s=0.2)) as served, connected(served) as idle:
+        assert answered(idle)
+        idle.sendall(b"\r\n\r\n")
+        assert b" 408 " in everything(idle)

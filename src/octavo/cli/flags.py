@@ -23,6 +23,8 @@ SERVER_ONLY = frozenset(
         "allowed_origins",
         "root_path",
         "max_body_size",
+        "trust_request_chat_template",
+        "request_timeout",
         "max_connections",
         "receive_timeout",
         "keep_alive_timeout",

@@ -3,6 +3,7 @@
 import random
 import uuid
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
@@ -11,7 +12,7 @@ from typing import Any
 from octavo.core.events import Finished, PromptScored, Token
 from octavo.core.request import Pin, Request
 from octavo.engine.params import SamplingParams
-from octavo.errors import ContextLengthExceeded, InvalidRequest
+from octavo.errors import ContextLengthExceeded, InvalidRequest, ModelFileError
 from octavo.text.assembler import Assembler, StopRules
 from octavo.text.breakers import Breakers
 from octavo.text.breakpoints import (
@@ -60,6 +61,18 @@ class Door:
     @property
     def has_chat_template(self) -> bool:
         return self._chat is not None
+
+    def speaking(self, template: str) -> "Door":
+        """The same door with another chat template, which is trusted: it is a program.
+
+        Raises   InvalidRequest: it is none.
+        """
+        other = copy(self)
+        try:
+            other._chat = ChatTemplate(template, special=self.tokenizer.special)
+        except ModelFileError as error:
+            raise InvalidRequest(error.message, param="chat_template") from error
+        return other
 
     def completion(
         self,

@@ -124,7 +124,7 @@ class SamplingParams:
         _in_range("typical_p", self.typical_p, 0.0, 1.0, open_low=True)
         _in_range("xtc_probability", self.xtc_probability, 0.0, 1.0)
         _in_range("xtc_threshold", self.xtc_threshold, 0.0, 1.0)
-        _integer("top_k", self.top_k, -1)
+        _integer("top_k", self.top_k, -1, 2**31 - 1)
         _integer("min_tokens", self.min_tokens, 0)
         _integer("n", self.n, 1, MAX_ANSWERS)
         _integer("priority", self.priority, -(2**31), 2**31 - 1)

@@ -63,7 +63,7 @@ def _tickets(service: Service, body: bytes) -> Sequence[Ticket]:
         talk, params = parse(body, chat.BODY, defaults)
         service.model_named(talk.model)
         ending = ending_of(talk.add_generation_prompt, talk.continue_final_message)
-        return [service.door.chat(talk.messages, params, ending)]
+        return [service.door_for(talk.chat_template).chat(talk.messages, params, ending)]
     asked, params = parse(body, completions.BODY, defaults)
     service.model_named(asked.model)
     return [

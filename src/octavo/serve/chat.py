@@ -41,7 +41,6 @@ NEUTRAL: Neutral = {
     **NEUTRAL_EVERYWHERE,
     "add_special_tokens": (False,),
     "audio": (),
-    "chat_template": (),
     "chat_template_kwargs": ({},),
     "documents": ([],),
     "echo": (False,),
@@ -71,7 +70,8 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The body, without the fields of `SamplingFields`. Messages are checked at the door.
 
     With `continue_final_message` the answer goes on with the last message. Without
-    `add_generation_prompt` nothing says that an answer of the assistant follows.
+    `add_generation_prompt` nothing says that an answer of the assistant follows. A `chat_template`
+    of its own is taken where clients are trusted.
     """
 
     messages: list[Any]
@@ -82,6 +82,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     return_token_ids: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -156,7 +157,8 @@ async def create_chat_completion(service: Service, request: Request) -> Response
     options = check_stream_options(asked.stream, asked.stream_options)
     ending = ending_of(asked.add_generation_prompt, asked.continue_final_message)
     ticket = await service.at_door(
-        len(body), lambda: service.door.chat(asked.messages, params, ending)
+        len(body),
+        lambda: service.door_for(asked.chat_template).chat(asked.messages, params, ending),
     )
     answer_id, created = f"chatcmpl-{ticket.request.id}", int(time.time())
     if asked.stream:

@@ -102,6 +102,12 @@ async def create_completion(service: Service, request: Request) -> Response:
     options = check_stream_options(asked.stream, asked.stream_options)
     params = _scoring(params, asked)
     prompts = split_prompts(asked.prompt)
+    if len(prompts) * params.n > MAX_PROMPTS:
+        raise InvalidRequest(
+            f"{params.n} answers to each of {len(prompts)} prompts are more than the {MAX_PROMPTS}"
+            " that go into one request",
+            param="n",
+        )
     tickets = await service.at_door(
         len(body),
         lambda: [

@@ -129,6 +129,8 @@ async def _serve(
             keyring=protection.keyring,
             allowed_origins=config.allowed_origins,
             max_body_bytes=config.max_body_size,
+            trust_templates=config.trust_request_chat_template,
+            request_timeout_s=config.request_timeout,
         )
         app = create_app(client, door, settings, tracing=tracing)
         client.on_death = app.state.metrics.take

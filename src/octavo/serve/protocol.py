@@ -19,7 +19,7 @@ from octavo.serve.dialect import openai_error
 MAX_HEAD_BYTES = 64 * 1024
 
 LINGER_S = 1.0
-"""How long who is turned away may take to read why."""
+"""How long who is still sending may take to read that nobody listens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +65,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self.logger.warning("A request whose head is too large.")
             self.send_400_response("The head of the request is too large.")
+        if self._idle:
+            self._expect()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -83,7 +85,20 @@ class BoundedProtocol(HttpToolsProtocol):
         self._expect_nothing()
         super().on_message_complete()
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.cycle.response_complete and self.cycle.more_body:
+            # The rest of the request is read for nothing, and may have no end.
+            self._expect_nothing()
+            self._timer = self.loop.call_later(LINGER_S, self.transport.abort)
+
     # --- who takes too long
+
+    @property
+    def _idle(self) -> bool:
+        """Nothing is under way, and nothing would end it: empty lines came between two requests."""
+        answered = self.cycle is None or self.cycle.response_complete
+        return answered and not self._timer and not self.timeout_keep_alive_task
 
     def _expect(self) -> None:
         """From now on a request has to arrive; the time of one that does already goes on."""
@@ -111,7 +126,7 @@ class BoundedProtocol(HttpToolsProtocol):
     # --- who is one too many
 
     def _turn_away(self) -> None:
-        """Closing at once would take the answer back while the request is still on its way."""
+        """Closing at once would take the answer back while the other side is still sending."""
         self._turned_away = True
         most = self._bounds.connections
         self._say(TooManyConnections(f"{most} connections are open, and no more are taken"))

@@ -21,6 +21,7 @@ from octavo.errors import (
     EngineError,
     EngineStopped,
     Expired,
+    InvalidRequest,
     OctavoError,
     Overloaded,
     QueueTimeout,
@@ -103,6 +104,10 @@ class ServeSettings:
     """The API keys, one of which every request must have. None: there are none."""
     allowed_origins: tuple[str, ...] = ()
     """Whose pages may use the server, beside its own; * is every one."""
+    trust_templates: bool = False
+    """A request may bring its own chat template."""
+    request_timeout_s: float | None = None
+    """The longest a request may take, and what one takes at most that does not say."""
 
 
 class Progress:
@@ -157,9 +162,8 @@ class Service:
     def for_visit(self, visit: Visit) -> "Service":
         view = copy(self)
         view.visit = visit
-        view.settings = replace(
-            self.settings, defaults=visit.permit.defaults(self.settings.defaults)
-        )
+        defaults = replace(self.settings.defaults, timeout_s=self.settings.request_timeout_s)
+        view.settings = replace(self.settings, defaults=visit.permit.defaults(defaults))
         return view
 
     def model_named(self, name: str | None) -> str:
@@ -176,6 +180,21 @@ class Service:
             )
         return name
 
+    def door_for(self, template: str | None) -> Door:
+        """The door, with the chat template of a request if it brings one.
+
+        Raises  InvalidRequest: it may not, or it is none.
+        """
+        if template is None:
+            return self.door
+        if not self.settings.trust_templates:
+            raise InvalidRequest(
+                "chat_template: templates of clients are not taken here (a template is a program;"
+                " --trust-request-chat-template lets them in); leave it out",
+                param="chat_template",
+            )
+        return self.door.speaking(template)
+
     async def at_door(self, body_bytes: int, work: Callable[[], T]) -> T:
         """The result of `work` at the door; a large body does not hold up the event loop."""
         if body_bytes < _LARGE_BODY_BYTES:
@@ -189,6 +208,7 @@ class Service:
                 EngineError when it fails.
         """
         request = self.visit.permit.stamped(ticket.request)
+        self._check_timeout(request)
         ticket = replace(ticket, request=request)
         self.visit.spend(len(request.prompt))
         self._enter()
@@ -237,6 +257,15 @@ class Service:
         stepped_at_s = self.client.status().stepped_at_s
         lacking_s = self._progress.lacking_s(stepped_at_s, self._clock())
         return lacking_s is not None and lacking_s > self.settings.stall_s
+
+    def _check_timeout(self, request: Request) -> None:
+        longest_s = self.settings.request_timeout_s
+        if longest_s is not None and (request.timeout_s is None or request.timeout_s > longest_s):
+            raise InvalidRequest(
+                f"timeout_s is {request.timeout_s}; no request may take longer than {longest_s:g} s"
+                " here",
+                param="timeout_s",
+            )
 
     def _placed(self, error: Overloaded) -> Overloaded:
         """The error with the place in the queue that the request would have had."""

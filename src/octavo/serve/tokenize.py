@@ -14,7 +14,6 @@ from octavo.serve.service import Service
 from octavo.text.chat import ROLES, ending_of
 
 NEUTRAL: Neutral = {
-    "chat_template": (),
     "chat_template_kwargs": ({},),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
@@ -34,6 +33,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template: str | None = None
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +65,8 @@ async def tokenize(service: Service, request: Request) -> Response:
     body = await read_body(request, service.settings.max_body_bytes)
     asked, _ = parse(body, TOKENIZE_BODY, service.settings.defaults)
     service.model_named(asked.model)
-    return json_response(await service.at_door(len(body), lambda: _tokens(service.door, asked)))
+    door = service.door_for(asked.chat_template)
+    return json_response(await service.at_door(len(body), lambda: _tokens(door, asked)))
 
 
 async def detokenize(service: Service, request: Request) -> Response:
@@ -90,7 +91,7 @@ def _ids(door: Door, asked: TokenizeRequest) -> list[int]:
         ending = ending_of(asked.add_generation_prompt, asked.continue_final_message)
         text = door.render(asked.messages, ending)
         return door.encode(text, add_special=asked.add_special_tokens is True)
-    for name in ("add_generation_prompt", "continue_final_message"):
+    for name in ("add_generation_prompt", "continue_final_message", "chat_template"):
         if getattr(asked, name) is not None:
             raise InvalidRequest(f"{name} needs messages", param=name)
     assert asked.prompt is not None

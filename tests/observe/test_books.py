@@ -147,6 +147,7 @@ class Model:
                 self.note("step_seconds", now - self.planned)
                 drafted = sum(one.drafted for one in result.outcomes if isinstance(one, Sampled))
                 self.counts["tokens_computed"] += drafted
+                self.counts["tokens_drafted"] += drafted
                 self.note("step_tokens", self.positions.pop(result.plan_id) + drafted)
         if isinstance(answer, tuple) and not isinstance(call, SetLimits):
             for event in answer:

@@ -38,6 +38,9 @@ def test_chat(api: openai.OpenAI, served: Served) -> None:
         "preemptions": 1,
         "recomputed_tokens": 3,
         "cached_tokens": len(request.prompt) // 2,
+        "peak_blocks": 2,
+        "drafted_tokens": 0,
+        "accepted_tokens": 0,
     }
 
 

@@ -56,6 +56,9 @@ class EngineStatus:
     steps: int
     tokens_computed: int
     tokens_sampled: int
+    tokens_drafted: int
+    tokens_accepted: int
+    """Of those drafted."""
     tokens_recomputed: int
     tokens_swapped_out: int
     tokens_swapped_in: int
@@ -236,6 +239,8 @@ class Engine:
             steps=counters.steps,
             tokens_computed=counters.tokens_computed,
             tokens_sampled=counters.tokens_sampled,
+            tokens_drafted=counters.tokens_drafted,
+            tokens_accepted=counters.tokens_accepted,
             tokens_recomputed=counters.tokens_recomputed,
             tokens_swapped_out=counters.tokens_moved_out,
             tokens_swapped_in=counters.tokens_moved_in,

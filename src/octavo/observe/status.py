@@ -76,6 +76,8 @@ TOTALS = (
         "prompt_tokens_cached",
         "Those of tokens_prompt that the prefix cache had at first admission",
     ),
+    Shown("tokens_drafted", "tokens_drafted", "Tokens guessed ahead, counted at commit"),
+    Shown("tokens_accepted", "tokens_accepted", "Those of tokens_drafted that were right"),
     Shown(
         "tokens_recomputed",
         "tokens_recomputed",

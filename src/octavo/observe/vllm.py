@@ -45,6 +45,8 @@ FINISHED_REASONS = ("stop", "length", "abort", "error", "repetition")
 
 _COUNTERS = (
     ("num_preemptions", "preemptions", "octavo_preemptions_total"),
+    ("spec_decode_num_draft_tokens", "tokens_drafted", "octavo_tokens_drafted_total"),
+    ("spec_decode_num_accepted_tokens", "tokens_accepted", "octavo_tokens_accepted_total"),
     ("prompt_tokens", "prompt_tokens", "octavo_tokens_prompt_total"),
     ("prompt_tokens_cached", "prompt_tokens_cached", "octavo_tokens_prompt_cached_total"),
     ("generation_tokens", "tokens_sampled", "octavo_tokens_sampled_total"),

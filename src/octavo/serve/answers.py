@@ -31,8 +31,9 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 class OctavoUsage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What OpenAI's usage has no place for: what the answers cost. Times are in seconds.
 
-    With several answers the tokens are summed, and the times are those of the slowest. `user` is
-    the caller's own label, sent back.
+    With several answers the tokens are summed, the times are those of the slowest, and the KV
+    blocks those of the answer that held most. Of the drafted tokens those accepted were right:
+    steps that were not taken. `user` is the caller's own label, sent back.
     """
 
     queue_s: float | None
@@ -40,6 +41,9 @@ class OctavoUsage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     preemptions: int
     recomputed_tokens: int
     cached_tokens: int
+    peak_blocks: int
+    drafted_tokens: int
+    accepted_tokens: int
     user: str | UnsetType = UNSET
 
 
@@ -99,6 +103,9 @@ class Tally:
             preemptions=sum(r.preemptions for r in receipts),
             recomputed_tokens=sum(r.recomputed_tokens for r in receipts),
             cached_tokens=self._cached_tokens,
+            peak_blocks=max((r.peak_blocks for r in receipts), default=0),
+            drafted_tokens=sum(r.drafted_tokens for r in receipts),
+            accepted_tokens=sum(r.accepted_tokens for r in receipts),
             user=UNSET if user is None else user,
         )
 

@@ -132,6 +132,19 @@ class EngineConfig:
         low=1e-3,
         high=1e6,
     )
+    warm: str | None = _setting(
+        None,
+        "text",
+        "file of prompts that are computed before the server is ready, so that the prefix cache has"
+        " them: a JSON string or the body of a request a line (default: none)",
+    )
+    drain_timeout: float = _setting(
+        30.0,
+        "duration",
+        "time in which answers under way may be completed once the server is told to end",
+        low=0.0,
+        high=1e6,
+    )
     max_connections: int = _setting(
         1000, "whole", "most connections at once; more are turned away with status 503", low=1
     )

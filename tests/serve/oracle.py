@@ -1,9 +1,11 @@
 """A server around a real engine whose model is the oracle; each byte is a token."""
 
+import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from starlette.applications import Starlette
 from tests.serve.scripted import byte_tokenizer, serving
@@ -18,7 +20,7 @@ from octavo.engine.engine import Engine
 from octavo.engine.thread import EngineThread
 from octavo.observe.lives import Lives
 from octavo.serve.app import create_app
-from octavo.serve.service import ServeSettings
+from octavo.serve.service import ServeSettings, Service
 from octavo.simulate.oracle import OracleRunner
 
 SIZE, BLOCKS = 16, 64
@@ -29,6 +31,9 @@ class OracleServed:
     url: str
     client: AsyncClient
     engine: Engine
+    service: Service
+    run: Callable[[Coroutine[Any, Any, Any]], Any]
+    """Runs something on the server's own event loop."""
 
 
 @contextmanager
@@ -53,12 +58,21 @@ def oracle_server(
     known = ServeSettings(model_names=("o",), version="0")
     app = create_app(client, door, replace(known, **settings))  # type: ignore[arg-type]
 
+    loops: list[asyncio.AbstractEventLoop] = []
+
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        loops.append(asyncio.get_running_loop())
         await client.start()
         yield
         await client.close()
 
     app.router.lifespan_context = lifespan
     with serving(app, send_buffer=send_buffer) as url:
-        yield OracleServed(url, client, engine)
+        yield OracleServed(
+            url,
+            client,
+            engine,
+            app.state.service,
+            lambda work: asyncio.run_coroutine_threadsafe(work, loops[0]).result(60),
+        )

@@ -146,6 +146,12 @@ class ScriptedClient:
         self.state = IDLE
         self.lives = Lives()
 
+    def drain(self, on: bool = True) -> None:
+        self.draining = on
+
+    async def close(self) -> None:
+        self.draining = True
+
     def status(self) -> EngineStatus:
         return self.state
 

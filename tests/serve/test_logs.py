@@ -68,6 +68,28 @@ def bother(url: str) -> str:
         http.post("/debug/cache", json={"prompt": prompt})
         with http.stream("POST", "/v1/chat/completions", json=whole | {"stream": True}) as stream:
             next(stream.iter_lines())  # and goes
+        for path, body in (
+            ("/v1/messages", {"messages": messages, "max_tokens": 5, "system": MARK}),
+            ("/v1/messages", {"messages": [{"role": MARK, "content": MARK}], "max_tokens": 5}),
+            ("/v1/messages/count_tokens", {"messages": messages}),
+            ("/v1/responses", {"input": prompt, "max_output_tokens": 5, "instructions": MARK}),
+            ("/v1/responses", {"input": [{"type": MARK, "text": MARK}]}),
+            ("/api/chat", {"messages": messages, "options": {"num_predict": 5}}),
+            ("/api/generate", {"prompt": prompt, "options": {"stop": [MARK], "num_predict": 5}}),
+            ("/tokenize", {"prompt": prompt, "return_token_strs": True}),
+            ("/detokenize", {"tokens": [MARK]}),
+            ("/v1/chat/completions", whole | {"chat_template": MARK}),
+            ("/v1/chat/completions", whole | {"user": MARK, "cache_salt": MARK, "tools": [MARK]}),
+            ("/v1/chat/completions", whole | {"bad_words": [MARK], "logprobs": True}),
+            ("/v1/completions", {"prompt": prompt, "tenant": MARK}),
+            ("/v1/completions", {"prompt": prompt, "logit_bias": {MARK: 1}}),
+            ("/v1/completions", {"prompt": prompt, "echo": True, "timeout_s": 1e-3}),
+            ("/admin/limits", {MARK: MARK}),
+            ("/admin/drain", {MARK: MARK}),
+        ):
+            assert http.post(path, json=body).status_code != 500, path
+        http.patch("/admin/limits", json={MARK: MARK})
+        http.get("/v1/models", headers={"origin": f"https://{MARK}.example"})
         http.get("/debug/requests", params={"api_key": KEY, "q": MARK})
         for key in (OTHER_KEY, WRONG_KEY):
             http.get("/debug/requests", headers={"authorization": f"Bearer {key}", "x-api-key": ""})

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import re
 import signal
 import socket
 import subprocess
@@ -15,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 import uvicorn
-from tests.serve.scripted import IDLE, byte_tokenizer
+from tests.serve.scripted import IDLE, Gate, Script, ScriptedClient, byte_tokenizer
 
 from octavo.core.events import Token
 from octavo.engine.door import Door, Ticket
@@ -32,12 +33,15 @@ class EndlessClient:
 
     def __init__(self) -> None:
         self.alive = True
-        self.draining = False
+        self.draining = self.restarting = False
         self.started = threading.Semaphore(0)
         self._closed = asyncio.Event()
 
     def status(self) -> EngineStatus:
         return IDLE
+
+    def drain(self, on: bool = True) -> None:
+        self.draining = on
 
     async def close(self) -> None:
         self._closed.set()
@@ -52,24 +56,35 @@ class EndlessClient:
 
 
 @contextmanager
-def draining_server(drain_s: float) -> Iterator[tuple[str, EndlessClient, main.DrainingServer]]:
-    tokenizer, client = byte_tokenizer(), EndlessClient()
+def draining_server(
+    client: EndlessClient | ScriptedClient, drain_s: float
+) -> Iterator[tuple[str, main.DrainingServer]]:
+    tokenizer = byte_tokenizer()
     door = Door(tokenizer, max_model_len=64, vocab_size=tokenizer.vocab_size)
     app = create_app(client, door, ServeSettings(model_names=("endless",), version="0"))
     config = uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=60)
-    server = main.DrainingServer(config, client.close, drain_s=drain_s)
+    server = main.DrainingServer(config, client, drain_s=drain_s)
     listener = main._bind("127.0.0.1", 0)
     main._listen(listener)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}", client, server
-    thread.join(60)
-    assert not thread.is_alive()
-    listener.close()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", server
+        thread.join(60)
+        assert not thread.is_alive()
+    finally:
+        server.should_exit = server.force_exit = True
+        listener.close()
+
+
+def stream_from(url: str) -> str:
+    body = {"prompt": "a", "stream": True}
+    return httpx.post(f"{url}/v1/completions", json=body, timeout=60).text
 
 
 def test_B112_answers_that_outlast_the_drain_end_with_an_error_that_says_why() -> None:
-    with draining_server(drain_s=0) as (url, client, server), ThreadPoolExecutor(2) as threads:
+    client = EndlessClient()
+    with draining_server(client, 0) as (url, server), ThreadPoolExecutor(2) as threads:
         whole, streamed = (
             threads.submit(
                 httpx.post,
@@ -88,22 +103,44 @@ def test_B112_answers_that_outlast_the_drain_end_with_an_error_that_says_why() -
         assert events[-1] == "data: [DONE]"
 
 
-def test_a_second_ctrl_c_ends_answers_at_once_and_without_a_traceback(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("asked_before", [False, True])
+def test_a_second_signal_ends_answers_at_once_and_without_a_traceback(
+    caplog: pytest.LogCaptureFixture, number: signal.Signals, asked_before: bool
 ) -> None:
-    with draining_server(drain_s=600) as (url, client, server), ThreadPoolExecutor(1) as threads:
-        answer = threads.submit(
-            httpx.post,
-            f"{url}/v1/completions",
-            json={"prompt": "a", "stream": True},
-            timeout=60,
-        )
+    """Also when somebody had asked for the end in another way: that is no signal."""
+    client = EndlessClient()
+    with draining_server(client, 600) as (url, server), ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(stream_from, url)
         assert client.started.acquire(timeout=60)
-        for _ in range(2):
-            server.handle_exit(signal.SIGINT, None)
-        assert "engine_stopped" in answer.result().text
-        assert answer.result().text.endswith("data: [DONE]\n\n")
+        server.should_exit = asked_before
+        server.handle_exit(number, None)
+        assert server.should_exit
+        assert not server.force_exit
+        assert httpx.get(f"{url}/health/live", timeout=60).status_code == 200
+        server.handle_exit(number, None)
+        assert "engine_stopped" in answer.result()
+        assert answer.result().endswith("data: [DONE]\n\n")
     assert "Traceback" not in caplog.text
+
+
+def test_B114_a_drain_lets_streams_go_on_and_says_that_it_drains() -> None:
+    client = ScriptedClient(byte_tokenizer())
+    gate = Gate()
+    client.script = Script(text="to the very end", gate=gate, pause_at=3)
+    with draining_server(client, 600) as (url, server), ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(stream_from, url)
+        assert gate.reached.wait(60)
+        server.handle_exit(signal.SIGTERM, None)
+        while httpx.get(f"{url}/health", timeout=60).status_code == 200:
+            pass
+        assert httpx.get(f"{url}/health", timeout=60).json()["status"] == "draining"
+        assert httpx.get(f"{url}/health/ready", timeout=60).status_code == 503
+        assert httpx.get(f"{url}/health/live", timeout=60).status_code == 200
+        gate.open()
+        pieces = re.findall(r'"text":"(.*?)"', answer.result())
+        assert "".join(pieces) == "to the very end"
+        assert answer.result().endswith("data: [DONE]\n\n")
 
 
 def test_an_address_goes_to_the_first_server_that_is_ready() -> None:

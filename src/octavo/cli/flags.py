@@ -25,6 +25,8 @@ SERVER_ONLY = frozenset(
         "max_body_size",
         "trust_request_chat_template",
         "request_timeout",
+        "warm",
+        "drain_timeout",
         "max_connections",
         "receive_timeout",
         "keep_alive_timeout",

@@ -104,7 +104,11 @@ class AsyncClient:
         self.restarts = 0
         self.on_death: Callable[[EngineStatus], None] = lambda last: None
         """Is told the last that an engine said before it died; its counts are lost else."""
+        self.on_ready: Callable[[], None] = lambda: None
+        """Is called when another engine has taken the place of one that died."""
         self.draining = False
+        """No new request is taken; those under way go on."""
+        self._closing = False
         self.lost = asyncio.Event()
         """Set when the engine has ended for good and nobody had asked it to."""
 
@@ -117,8 +121,12 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Stop the engine; answers that are under way end with an error."""
-        self.draining = True
+        self.draining = self._closing = True
         await self._link.close()
+
+    def drain(self, on: bool = True) -> None:
+        """Take no new requests from now on, or take them again."""
+        self.draining = on or self._closing
 
     @property
     def alive(self) -> bool:
@@ -223,6 +231,8 @@ class AsyncClient:
             self._send([Ask(0, ChangeLimits(tuple(named(self._limits).items())))])
         self._send(Ask(number, question) for number, (question, _) in self._asked.items())
         self._send(self._ledger.resubmit(self._clock()))
+        if self.restarts:
+            self.on_ready()
 
     def told(self, news: News) -> None:
         self._status = news.status
@@ -254,7 +264,7 @@ class AsyncClient:
 
     def ended(self, why: str) -> None:
         self.state = "ended"
-        if not self.draining:
+        if not self._closing:
             self.lost.set()
         for owner in tuple(self._mailboxes):
             self._fail(owner, EngineStopped(f"{why} before the answer was complete"))

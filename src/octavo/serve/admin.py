@@ -1,4 +1,4 @@
-"""/admin/limits and /admin/cache/flush: what an operator may change while the server runs."""
+"""/admin/limits, /admin/cache/flush, /admin/drain: what an operator may change while it runs."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from octavo.core.budget import Limits
 from octavo.engine.limits import named
 from octavo.errors import InvalidRequest
 from octavo.serve.errors import json_response
-from octavo.serve.requests import json_object, read_body
+from octavo.serve.requests import Body, json_object, parse, read_body
 from octavo.serve.service import Service
 
 
@@ -28,6 +28,23 @@ class Flushed(msgspec.Struct, frozen=True, kw_only=True):
     blocks_flushed: int
 
 
+class DrainRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """With `exit` the server ends when all answers are complete, or after its drain timeout."""
+
+    exit: bool = False
+
+
+DRAIN_BODY = Body(shape=DrainRequest)
+
+
+class Drained(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the server takes no new requests, whether it ends, and how many are under way."""
+
+    draining: bool
+    exit: bool
+    under_way: int
+
+
 async def show_limits(service: Service, request: Request) -> Response:
     return _in_force(service, service.client.status().limits)
 
@@ -43,6 +60,38 @@ async def change_limits(service: Service, request: Request) -> Response:
 async def flush_cache(service: Service, request: Request) -> Response:
     """Let no later request find what was computed before; those under way go on."""
     return json_response(Flushed(blocks_flushed=await service.client.flush()))
+
+
+async def drain(service: Service, request: Request) -> Response:
+    """Take no new requests; those under way are finished."""
+    body = await read_body(request, service.settings.max_body_bytes)
+    asked, _ = parse(body or b"{}", DRAIN_BODY, service.settings.defaults)
+    service.client.drain()
+    if asked.exit:
+        service.settings.stop_asked.set()
+    return _drained(service)
+
+
+async def end_drain(service: Service, request: Request) -> Response:
+    """Take requests again."""
+    if service.settings.stop_asked.is_set():
+        raise InvalidRequest("the server is about to end; start another")
+    service.client.drain(False)
+    return _drained(service)
+
+
+async def show_drain(service: Service, request: Request) -> Response:
+    return _drained(service)
+
+
+def _drained(service: Service) -> Response:
+    return json_response(
+        Drained(
+            draining=service.client.draining,
+            exit=service.settings.stop_asked.is_set(),
+            under_way=service.open_answers,
+        )
+    )
 
 
 def _in_force(service: Service, limits: Limits) -> Response:

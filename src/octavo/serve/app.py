@@ -137,6 +137,15 @@ ENDPOINTS = (
         handler=admin.flush_cache,
         answers=admin.Flushed,
     ),
+    Endpoint(path="/admin/drain", handler=admin.show_drain, answers=admin.Drained),
+    Endpoint(
+        path="/admin/drain",
+        method="POST",
+        handler=admin.drain,
+        reads=[admin.DRAIN_BODY],
+        answers=admin.Drained,
+    ),
+    Endpoint(path="/admin/drain", method="DELETE", handler=admin.end_drain, answers=admin.Drained),
     Endpoint(
         path="/debug/cache",
         method="POST",
@@ -175,6 +184,7 @@ def create_app(
     ]
     app = Starlette(routes=routes, exception_handlers=HANDLERS)
     app.state.metrics = metrics
+    app.state.service = service
     if tracing is not None:
         app.add_middleware(CallerKept)
     if settings.keyring is not None:
@@ -183,7 +193,7 @@ def create_app(
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.allowed_origins,
-            allow_methods=("GET", "POST", "PATCH"),
+            allow_methods=("GET", "POST", "PATCH", "DELETE"),
             allow_headers=("*",),
         )
     app.add_middleware(OwnOrigin, allowed=settings.allowed_origins)

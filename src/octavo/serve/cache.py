@@ -51,13 +51,16 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
 async def explain_cache(service: Service, request: Request) -> Response:
     """The endpoint."""
     body = await read_body(request, service.settings.max_body_bytes)
-    tickets = await service.at_door(len(body), lambda: _tickets(service, body))
+    tickets = await service.at_door(len(body), lambda: tickets_of(service, body))
     told = [await service.explain(ticket) for ticket in tickets]
     return json_response(Explained(prompts=tuple(map(_prompt, told))))
 
 
-def _tickets(service: Service, body: bytes) -> Sequence[Ticket]:
-    """What would be asked of the engine, were the body sent to its own endpoint."""
+def tickets_of(service: Service, body: bytes) -> Sequence[Ticket]:
+    """What would be asked of the engine, were the body sent to its own endpoint.
+
+    Raises  RequestError.
+    """
     defaults = service.settings.defaults
     if "messages" in json_object(body):
         talk, params = parse(body, chat.BODY, defaults)

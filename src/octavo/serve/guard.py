@@ -38,6 +38,7 @@ RIGHTS: Mapping[str, Right] = {
     "/metrics": "metrics",
     "/admin/limits": "admin",
     "/admin/cache/flush": "admin",
+    "/admin/drain": "admin",
     "/debug/cache": "admin",
     "/debug/requests": "admin",
     "/debug/requests/{id}": "admin",

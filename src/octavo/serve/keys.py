@@ -121,6 +121,11 @@ class Keyring:
             )
         self._keys = tuple(keys)
 
+    @property
+    def namespaces(self) -> tuple[str | None, ...]:
+        """Each part of the cache that some key uses, once."""
+        return tuple(dict.fromkeys(key.permit.namespace for key in self._keys))
+
     def find(self, offered: Iterable[bytes]) -> Visit | None:
         """The visit of the first secret that is a key here; each is compared with every key."""
         found: Key | None = None

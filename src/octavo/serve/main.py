@@ -6,8 +6,12 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Coroutine
 from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
 
 import uvicorn
 
@@ -27,12 +31,13 @@ from octavo.resolve import Resolved, settings_line
 from octavo.serve.app import create_app
 from octavo.serve.protection import Protection
 from octavo.serve.reporting import report
-from octavo.serve.service import AboutModel, ServeSettings
+from octavo.serve.service import AboutModel, ServeSettings, Service
+from octavo.serve.warm import Warming, read_prompts
 
 logger = logging.getLogger(__name__)
 
-DRAIN_S = 30
-"""How long answers under way may take to finish once the server is told to stop."""
+POLL_S = 0.05
+"""How often a server that drains looks whether it is done."""
 
 FAREWELL_S = 5
 """How long the news that an answer ends early may take to reach its reader."""
@@ -138,13 +143,18 @@ async def _serve(
             protection.http_config(
                 app,
                 access_log=config.log_level == "debug",
-                timeout_graceful_shutdown=DRAIN_S + FAREWELL_S,
+                timeout_graceful_shutdown=FAREWELL_S,
             ),
-            client.close,
-            drain_s=DRAIN_S,
+            client,
+            drain_s=config.drain_timeout,
         )
+        warming = _warming(config, app.state.service)
         await client.start()
         phases.end("engine ready")
+        if warming is not None:
+            await warming.run()
+            phases.end(f"{warming.prompts} prompts preloaded")
+            client.on_ready = warming.again
         _listen(listener)
         _settle()
         phases.end("listening")
@@ -155,16 +165,24 @@ async def _serve(
         if protection.has_files:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, protection.reload)
         _announce(resolved.served_model_name, door, listener, protection)
-        ending = asyncio.create_task(_end_without_engine(client, server))
-        reporting = asyncio.create_task(report(app.state.metrics, client.status))
+        beside: tuple[Coroutine[Any, Any, None], ...] = (
+            _end_without_engine(client, server),
+            _end_when_asked(settings.stop_asked, server),
+            report(app.state.metrics, client.status),
+        )
+        tasks = [asyncio.create_task(one) for one in beside]
         await server.serve(sockets=[listener])
-        reporting.cancel()
-        lost = ending.done()
-        ending.cancel()
-        return int(lost)
+        for task in tasks:
+            task.cancel()
+        return int(client.lost.is_set())
     finally:
         await client.close()
         gc.unfreeze()  # or nothing that is frozen would be freed as the process ends
+
+
+def _warming(config: EngineConfig, service: Service) -> Warming | None:
+    """Raises  ConfigError."""
+    return None if config.warm is None else Warming(service, read_prompts(Path(config.warm)))
 
 
 def about(spec: ModelSpec, resolved: Resolved) -> AboutModel:
@@ -186,6 +204,12 @@ async def _end_without_engine(client: AsyncClient, server: uvicorn.Server) -> No
     server.should_exit = True
 
 
+async def _end_when_asked(asked: asyncio.Event, server: uvicorn.Server) -> None:
+    await asked.wait()
+    logger.info("the server ends: it was asked to, over HTTP")
+    server.should_exit = True
+
+
 def _settle() -> None:
     """What is there when a server starts stays: no collection of garbage, which holds up a step,
     looks at it again. That of all objects takes 20 to 30 ms otherwise."""
@@ -193,38 +217,48 @@ def _settle() -> None:
     gc.freeze()
 
 
-class DrainingServer(uvicorn.Server):
-    """Told to stop, it lets answers under way finish for `drain_s`, then calls `end_answers`.
+class Drains(Protocol):
+    """What answers: it can stop taking requests, and end those that it has."""
 
-    Every answer gets its end: those that are not complete by then, or when a second Ctrl-C will
+    def drain(self, on: bool = True) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class DrainingServer(uvicorn.Server):
+    """Told to stop, it takes no new requests, says so to whoever asks, and lets answers under way
+    finish for `drain_s`. Then it listens no more.
+
+    Every answer gets its end: those that are not complete by then, or when a second signal will
     not wait so long, an error that says why.
     """
 
-    def __init__(
-        self, config: uvicorn.Config, end_answers: Callable[[], Awaitable[None]], *, drain_s: float
-    ) -> None:
+    def __init__(self, config: uvicorn.Config, client: Drains, *, drain_s: float) -> None:
         super().__init__(config)
-        self._end_answers = end_answers
+        self._client = client
         self._drain_s = drain_s
+        self._signals = 0
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal lets answers finish, whatever has asked for the end before."""
+        self._signals += 1
+        self.should_exit = False
+        super().handle_exit(sig, frame)
+        self.force_exit = self._signals > 1
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        ending = asyncio.ensure_future(self._end_late_answers())
-        try:
-            await super().shutdown(sockets)
-            if self.force_exit:
-                await self._end_answers()
-                await self._see_off()
-        finally:
-            ending.cancel()
-
-    async def _see_off(self) -> None:
-        """Answers that were told their end may say so: else they are torn out, with a traceback."""
+        self._client.drain()
+        await self._finish_answers()
         if self.server_state.tasks:
+            await self._client.close()
+            # Answers that were told their end may say so: else they are torn out, with a traceback.
             await asyncio.wait(self.server_state.tasks, timeout=FAREWELL_S)
+        await super().shutdown(sockets)
 
-    async def _end_late_answers(self) -> None:
-        await asyncio.sleep(self._drain_s)
-        await self._end_answers()
+    async def _finish_answers(self) -> None:
+        deadline_s = time.monotonic() + self._drain_s
+        while self.server_state.tasks and not self.force_exit and time.monotonic() < deadline_s:
+            await asyncio.sleep(POLL_S)
 
 
 def _announce(model: str, door: Door, listener: socket.socket, protection: Protection) -> None:

@@ -56,6 +56,8 @@ class Client(Protocol):
     @property
     def draining(self) -> bool: ...
 
+    def drain(self, on: bool = True) -> None: ...
+
     def status(self) -> EngineStatus: ...
 
     async def change_limits(self, changes: Mapping[str, object]) -> Limits: ...
@@ -108,28 +110,30 @@ class ServeSettings:
     """A request may bring its own chat template."""
     request_timeout_s: float | None = None
     """The longest a request may take, and what one takes at most that does not say."""
+    stop_asked: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a request has asked the server to end."""
 
 
 class Progress:
     """How many answers are open, and since when there are any."""
 
     def __init__(self) -> None:
-        self._open = 0
+        self.open = 0
         self._busy_since_s = 0.0
 
     def enter(self, now: float) -> bool:
         """One more is open; whether it is the only one."""
-        self._open += 1
-        if self._open == 1:
+        self.open += 1
+        if self.open == 1:
             self._busy_since_s = now
-        return self._open == 1
+        return self.open == 1
 
     def leave(self) -> None:
-        self._open -= 1
+        self.open -= 1
 
     def lacking_s(self, stepped_at_s: float, now: float) -> float | None:
         """How long nothing came, if the last step was then; None if nothing is to come."""
-        return now - max(self._busy_since_s, stepped_at_s) if self._open else None
+        return now - max(self._busy_since_s, stepped_at_s) if self.open else None
 
 
 class Service:
@@ -246,6 +250,11 @@ class Service:
                 self.metrics.lost(outcome, request, left, self.client.status().limits)
             if self._tracing is not None:
                 self._tracing.ended(caller(), request, _outcome(began_s, ends, failure or outcome))
+
+    @property
+    def open_answers(self) -> int:
+        """Prompts whose answers are under way."""
+        return self._progress.open
 
     async def explain(self, ticket: Ticket) -> Explanation:
         """What the prefix cache has of the prompt of a request like this."""

@@ -132,6 +132,23 @@ void penalise(Backend& backend, nb::handle logits, nb::handle entries, nb::handl
   backend.run([&](const Kernels& kernels, Pool& pool) { kernels.penalise(args, pool); });
 }
 
+void mask(Backend& backend, nb::handle logits, nb::handle rows, nb::handle allowed) {
+  constexpr Index WORD = 32;
+  const Array in(logits, "logits", FLOAT32, 2, Access::write);
+  const Array chosen(rows, "rows", INT32, 1, Access::read);
+  const Array bits(allowed, "allowed", INT32, 2, Access::read);
+  chosen.expect_indices(in.size(0));
+  bits.expect(0, chosen.size(0));
+  bits.expect(1, (in.size(1) + WORD - 1) / WORD);
+  const MaskArgs args{in.as<float>(),
+                      in.size(1),
+                      chosen.as<const std::int32_t>(),
+                      chosen.size(0),
+                      bits.as<const std::int32_t>(),
+                      bits.size(1)};
+  backend.run([&](const Kernels& kernels, Pool& pool) { kernels.mask(args, pool); });
+}
+
 void likeliest(Backend& backend, nb::handle logits, nb::handle rows, nb::handle ids,
                nb::handle values) {
   const Array in(logits, "logits", FLOAT32, 2, Access::read);
@@ -160,6 +177,7 @@ void bind_sampling(nb::class_<Backend>& backend) {
       .def("likeliest", &likeliest)
       .def("add_bias", &add_bias)
       .def("penalise", &penalise)
+      .def("mask", &mask)
       .def("draw", &draw);
 }
 

@@ -10,6 +10,7 @@ void argmax(const ArgmaxArgs&, Pool&);
 void likeliest(const LikeliestArgs&, Pool&);
 void add_bias(const BiasArgs&, Pool&);
 void penalise(const PenaltyArgs&, Pool&);
+void mask(const MaskArgs&, Pool&);
 void draw(const DrawArgs&, Pool&);
 void rope_write_kv(const RopeArgs&, Pool&);
 void paged_attention(const AttentionArgs&, Pool&);
@@ -25,6 +26,7 @@ const Kernels kernels = {
     .likeliest = likeliest,
     .add_bias = add_bias,
     .penalise = penalise,
+    .mask = mask,
     .draw = draw,
     .rope_write_kv = rope_write_kv,
     .paged_attention = paged_attention,

@@ -62,6 +62,7 @@ class Backend:
         penalties: tuple[I32, F32, F32, F32],
         before: F32,
     ) -> None: ...
+    def mask(self, logits: F32, rows: I32, allowed: I32) -> None: ...
     def draw(
         self,
         logits: F32,

@@ -23,7 +23,7 @@ from octavo.core.events import (
 from octavo.core.invariants import check
 from octavo.core.plan import RowFailed, StepPlan, StepResult
 from octavo.core.prefix_cache import Context, HashFunction, PrefixCache, sha256
-from octavo.core.request import Penalty, Pin, Request, Sampling
+from octavo.core.request import Grammar, Penalty, Pin, Request, Sampling
 from octavo.core.scheduler import Scheduler
 from octavo.core.swap import HostArena, SwapSetup
 from octavo.core.windows import Windows
@@ -151,6 +151,8 @@ def random_setup(random: Random) -> Setup:
 DRAWN = Sampling(temperature=1.0)
 LOOKS_BACK = Sampling(temperature=1.0, penalty=Penalty(presence=1.0))
 """With it the oracle answers each branch differently; without it all are equal."""
+RUNS = Sampling(temperature=1.0, grammar=Grammar("lark", "of the oracle"))
+"""With it the oracle gives several tokens at once, and ends an answer before its time."""
 
 
 def prompt(random: Random, length: int) -> tuple[int, ...]:
@@ -175,7 +177,7 @@ def random_request(random: Random, name: str) -> Request:
         branches=random.choice([1, 1, 1, 2, 3, 7]),
         tenant=random.choice(["", "", "a", "b"]),
         sampling=random.choice(
-            [Sampling(), DRAWN, LOOKS_BACK, Sampling(temperature=1.0, branch=2)]
+            [Sampling(), DRAWN, LOOKS_BACK, RUNS, Sampling(temperature=1.0, branch=2)]
         ),
         keep=random.random() < 0.2,
         after=random.choice([None, None, f"r{random.randint(0, 9)}"]),

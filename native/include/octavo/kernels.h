@@ -95,6 +95,16 @@ struct PenaltyArgs {
   const float* frequency;      // [E]
 };
 
+// Of row rows[n] only the tokens v may be drawn for which bit v % 32 of allowed[n][v / 32] is set.
+struct MaskArgs {
+  float* logits;  // [R, V]
+  Index vocabulary;
+  const std::int32_t* rows;     // [E] of logits, no row twice
+  Index count;                  // E
+  const std::int32_t* allowed;  // [E, words]
+  Index words;                  // V / 32, rounded up
+};
+
 struct LikeliestArgs {
   const float* logits;  // [R, V]
   Index vocabulary;
@@ -123,6 +133,7 @@ struct Kernels {
   void (*likeliest)(const LikeliestArgs&, Pool&);
   void (*add_bias)(const BiasArgs&, Pool&);
   void (*penalise)(const PenaltyArgs&, Pool&);
+  void (*mask)(const MaskArgs&, Pool&);
   void (*draw)(const DrawArgs&, Pool&);
   void (*rope_write_kv)(const RopeArgs&, Pool&);
   void (*paged_attention)(const AttentionArgs&, Pool&);

@@ -151,7 +151,8 @@ class Recorder:
         elif isinstance(call, Commit):
             self.totals[Place(self._gap)].add(call.now - self._at_s)
             self.totals[Place(COMMIT)].add(now - call.now)
-            self.tokens += len(call.result.outcomes)
+            assert isinstance(answer, tuple)
+            self.tokens += sum(isinstance(event, Token) for event in answer)
         self._at_s = time.monotonic()
 
     def _place(self, call: Measured) -> Place:

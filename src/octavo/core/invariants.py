@@ -119,7 +119,7 @@ def _check_sequences(scheduler: Scheduler) -> None:
 def _check_steps(sequence: Sequence, windows: Windows, size: int) -> None:
     """Its demand is what is left, and no step that is said to bring a token alone brings more."""
     left = min(sequence.length, sequence.last_position) - sequence.scheduled
-    demand = 0 if sequence.drafts else min(left, sequence.longest_chunk)
+    demand = 0 if sequence.unsettled else min(left, sequence.longest_chunk)
     assert sequence.demand == demand, f"{sequence.id}: demand"
     steps = range(sequence.computed + 1, sequence.next_event)
     if steps:

@@ -117,8 +117,9 @@ class Drawn(NamedTuple):
 class Sampled(NamedTuple):
     """The token drawn for a span that samples: the fields of `Drawn`.
 
-    `more` tokens follow, if the span allows drafts; the KV of the first `kept` positions from its
-    `stop` on is theirs. `drafted` positions were computed there.
+    `more` tokens follow, if the span allows drafts or the request has a grammar; the KV of the
+    first `kept` positions from its `stop` on is theirs. `drafted` positions were computed there. If
+    the answer has `ended`, its grammar allows nothing after the last of them.
     """
 
     row: int
@@ -128,6 +129,7 @@ class Sampled(NamedTuple):
     more: tuple[Drawn, ...] = ()
     kept: int = 0
     drafted: int = 0
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)

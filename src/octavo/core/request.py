@@ -1,6 +1,7 @@
 """What one caller wants: frozen, and fully checked before it reaches the core."""
 
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,23 @@ class Dry:
     breakers: tuple[tuple[int, ...], ...] = ()
 
 
+GrammarKind = Literal["json", "regex", "lark"]
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer must be: JSON by a schema, what matches a regular expression, or what a Lark
+    or GBNF grammar derives. The door has compiled it.
+
+    If `forced`, tokens that alone can follow are taken without a look at the logits: nobody asks
+    for their log-probabilities, which are given as 0.
+    """
+
+    kind: GrammarKind
+    text: str
+    forced: bool = True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """How the next token is drawn from the logits of one position.
@@ -41,8 +59,9 @@ class Sampling:
     the `bad_words` in the answer; these are token ids. `logit_bias` is added to the logits of
     single tokens; then come the `penalty` and `dry`. `temperature` 0, `top_k` 1 and `min_p` 1 all
     take the highest logit, the lowest id among equals. `top_k` and `top_n_sigma` 0, `typical_p` 1
-    and `xtc_probability` 0 are off. The draw is keyed by (`seed`, `branch`, `position`), never by
-    who else is in the batch.
+    and `xtc_probability` 0 are off. With a `grammar` only what keeps the answer within it may be
+    drawn, and the answer ends where the grammar does. The draw is keyed by (`seed`, `branch`,
+    `position`), never by who else is in the batch.
     """
 
     temperature: float = 0.0
@@ -60,6 +79,7 @@ class Sampling:
     typical_p: float = 1.0
     xtc_probability: float = 0.0
     xtc_threshold: float = 0.1
+    grammar: Grammar | None = None
 
     @property
     def greedy(self) -> bool:
@@ -71,7 +91,8 @@ class Sampling:
     @property
     def looks_back(self) -> bool:
         """Whether the draw depends on which tokens were answered."""
-        return self.penalty is not None or self.dry is not None or bool(self.bad_words)
+        kept = (self.penalty, self.dry, self.grammar)
+        return any(one is not None for one in kept) or bool(self.bad_words)
 
 
 def branch_name(request_id: str, number: int) -> str:

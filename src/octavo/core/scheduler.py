@@ -323,7 +323,7 @@ class Scheduler:
                 and isinstance(outcome, Sampled)
                 and outcome.token not in request.stop_token_ids
             ):
-                _, token, logprob, top, _, _, _ = outcome
+                _, token, logprob, top, _, _, _, _ = outcome
                 events.append(sequence.step(stop, token, logprob, top))
                 tenants.append(request.tenant)
             else:
@@ -358,13 +358,17 @@ class Scheduler:
             ending = sequence.ending()
             if ending is not None:
                 break
+        else:
+            ending = ("stop", None) if outcome.ended else None
         if sequence.epoch == epoch and kept:  # the tokens of these positions are there now
             self._computed(sequence, span.start, span.stop + min(kept, len(events) - 1), now)
         if span.drafts:
             self._settle(sequence, outcome)
+        elif sequence.runs:
+            sequence.settle()
         if ending is not None:
             return (*events, self._end(sequence, *ending, now))
-        if sequence.computed > sequence.common:  # all tokens it had at first, in this epoch
+        if sequence.computed > sequence.common and not sequence.runs:  # all tokens it had at first, in this epoch
             event = self.manager.next_event(sequence)
             sequence.next_event = min(event, sequence.last_position)
         return tuple(events)

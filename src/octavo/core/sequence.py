@@ -30,6 +30,9 @@ from octavo.core.request import Request, branch_name
 
 NO_ROW = -1
 
+Ending = tuple[FinishReason, int | None]
+"""Why an answer ends, and the token that ends it if one does."""
+
 Rank = tuple[int, int]
 """(class, ticket), see `core.policy`: the lower goes first."""
 
@@ -87,6 +90,7 @@ class Sequence:
         "request",
         "restored",
         "row",
+        "runs",
         "scheduled",
         "scored",
         "sealed",
@@ -96,6 +100,7 @@ class Sequence:
         "tables",
         "ticket",
         "tokens",
+        "unsettled",
         "writable",
     )
 
@@ -139,6 +144,8 @@ class Sequence:
         self._begin()
         self.tables = tuple(BlockTable(block_size) for _ in range(groups))
         self.prefixes: list[Prefix] = []
+        self.runs = request.sampling.grammar is not None
+        """A step may bring several tokens at once, without drafts."""
         self.private = False
         """Nothing that it computes is published: it began before the cache was flushed."""
         self.pinned = len(request.pins) if number else 0
@@ -169,6 +176,8 @@ class Sequence:
         """How many positions the next step may compute, from `scheduled` on."""
         self.drafts = 0
         """How many the span in flight may have, beyond `scheduled`."""
+        self.unsettled = False
+        """A span is in flight of which nobody knows how many tokens it will bring."""
         self.sealed = 0
         """Leading blocks whose content is final and was offered to the prefix cache."""
         self.writable = 0
@@ -246,16 +255,17 @@ class Sequence:
         return self.scheduled == self.length - 1 and self.length == len(self.tokens)
 
     def schedule(self, count: int, plan_id: int, drafts: int = 0) -> Span:
-        """Put the next `count` positions into a plan; returns them. With `drafts` nothing more is
-        put into one until it is known how many tokens came of it."""
+        """Put the next `count` positions into a plan; returns them. With `drafts`, or if it `runs`,
+        nothing more is put into one until it is known how many tokens came of it."""
         start = self.scheduled
         self.scheduled = stop = start + count
         self.last_served = plan_id
         samples = stop == self.length
         if samples:
             self.length = stop + 1
-            self.demand = 1 if stop < self.last_position and not drafts else 0
             self.drafts = drafts
+            self.unsettled = drafts > 0 or self.runs
+            self.demand = 1 if stop < self.last_position and not self.unsettled else 0
         else:
             self.demand = self._demand()
         tokens = self.tokens
@@ -265,10 +275,11 @@ class Sequence:
         return new_span(Span, (self.row, start, stop, known, samples, drafts))
 
     def settle(self) -> None:
-        """All tokens of a span with drafts are there: go on after them."""
+        """All tokens of a span are there: go on after them."""
         self.length = len(self.tokens)
         self.scheduled = self.computed
         self.drafts = 0
+        self.unsettled = False
         self.demand = self._demand()
 
     def compute(self, start: int, stop: int) -> None:
@@ -312,7 +323,7 @@ class Sequence:
         receipt = self.receipt(now)
         return Finished(self.request.id, reason, stop_id, message, receipt, self.branch)
 
-    def ending(self) -> tuple[FinishReason, int | None] | None:
+    def ending(self) -> Ending | None:
         """Whether the newest token ends the answer, and why."""
         token, request = self.tokens[-1], self.request
         if token in request.stop_token_ids and self.answer_length > request.min_tokens:

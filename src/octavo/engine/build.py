@@ -8,11 +8,10 @@ from pathlib import Path
 from octavo.config import EngineConfig
 from octavo.engine.door import Door
 from octavo.engine.engine import Engine, Observer
-from octavo.engine.loading import build_engine
+from octavo.engine.loading import build_engine, tokenizer_of
 from octavo.models.loader import OpenModel, open_model
 from octavo.models.reference import resolve_reference
 from octavo.models.spec import ModelSpec
-from octavo.models.weights.gguf import GGUFFile
 from octavo.models.weights.pack import Weights
 from octavo.observe.phases import Phases
 from octavo.ops.api import Ops
@@ -25,7 +24,6 @@ from octavo.resolve import (
     read_machine,
     resolve,
 )
-from octavo.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -92,17 +90,19 @@ def build(
     Raises   SetupError of any kind: the message says what to change.
     """
     prepared = prepare(config, progress=progress)
+    door = prepared.door(config.seed)
     engine, weights = build_engine(
         prepared.opened,
         config,
         prepared.resolved,
+        door.grammars,
         slab_tokens=slab_tokens,
         observers=observers,
         wrap=wrap,
     )
     return Built(
         engine=engine,
-        door=prepared.door(config.seed),
+        door=door,
         resolved=prepared.resolved,
         spec=prepared.opened.spec,
         weights=weights,
@@ -123,10 +123,3 @@ def facts_of(opened: OpenModel, config: EngineConfig) -> ModelFacts:
         ffn_size=spec.ffn_size,
         qkv_width=spec.qkv_size,
     )
-
-
-def tokenizer_of(path: Path, opened: OpenModel) -> Tokenizer:
-    """The tokenizer of the model at `path`, from its GGUF metadata or its tokenizer.json."""
-    if isinstance(opened.checkpoint, GGUFFile):
-        return Tokenizer.from_gguf(opened.checkpoint.metadata)
-    return Tokenizer.from_folder(path)

@@ -1,8 +1,11 @@
 """The crank: obeys commands and steps, for a thread or a process that carries the two."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from functools import partial
 
 from octavo.core.events import Event, Finished, PromptScored, Refused, Token
+from octavo.core.request import Request
 from octavo.engine.engine import Engine
 from octavo.engine.wire import (
     Ask,
@@ -24,18 +27,28 @@ from octavo.engine.wire import (
 from octavo.errors import OctavoError
 from octavo.observe.explain import account
 from octavo.observe.lives import Lives
+from octavo.text.grammar import Compiled, Grammars
 
 
 class Crank:
-    """An engine and what is asked of it. `lives` observes the same engine."""
+    """An engine and what is asked of it. `lives` observes the same engine.
 
-    def __init__(self, engine: Engine, lives: Lives | None = None) -> None:
+    A request whose grammar is new here waits until one of the threads of `grammars` has compiled
+    it; the others go on meanwhile.
+    """
+
+    def __init__(
+        self, engine: Engine, lives: Lives | None = None, grammars: Grammars | None = None
+    ) -> None:
         self.engine = engine
         self._lives = lives or Lives()
+        self._grammars = grammars
+        self._held: list[tuple[Request, Future[Compiled]]] = []
+        """Requests that wait for their grammar, in order of arrival."""
 
     @property
     def idle(self) -> bool:
-        return self.engine.idle
+        return self.engine.idle and not self._held
 
     def obey(self, commands: Iterable[Command]) -> News:
         """What came of the commands up to a `Stop`; they take no step."""
@@ -44,8 +57,9 @@ class Crank:
         for command in commands:
             match command:
                 case Submit(request):
-                    events += self.engine.submit(request)
+                    events += self._submit(request)
                 case Cancel(request_id, branch, reason):
+                    events += self._let_in(partial(_is_named, request_id))
                     events += self.engine.cancel(request_id, branch, reason)
                 case Ask(number, question):
                     replies.append(self._reply(number, question))
@@ -55,7 +69,27 @@ class Crank:
 
     def step(self) -> News:
         """What came of one step, if there was anything to compute."""
-        return self._news(self.engine.step())
+        if self._held and self.engine.idle:
+            self._held[0][1].result()  # nothing else to do
+        ready = self._let_in(lambda _, compiled: compiled.done())
+        return self._news((*ready, *self.engine.step()))
+
+    def _submit(self, request: Request) -> tuple[Event, ...]:
+        grammar = request.sampling.grammar
+        if grammar is not None and self._grammars is not None:
+            compiled = self._grammars.prepare(grammar)
+            if not compiled.done():
+                self._held.append((request, compiled))
+                return ()
+        return self.engine.submit(request)
+
+    def _let_in(self, chosen: Callable[[Request, Future[Compiled]], bool]) -> tuple[Event, ...]:
+        """Submit those that are held and chosen."""
+        if not self._held:
+            return ()
+        entering = [one for one in self._held if chosen(*one)]
+        self._held = [one for one in self._held if one not in entering]
+        return tuple(event for request, _ in entering for event in self.engine.submit(request))
 
     def _news(self, events: Iterable[Event], replies: Iterable[Reply] = ()) -> News:
         scores, tokens, ends, refusals = [], [], [], []
@@ -98,3 +132,7 @@ class Crank:
             case FindAccount(name):
                 life = self._lives.find(name)
                 return None if life is None else account(life, self._lives.started_s or 0.0)
+
+
+def _is_named(name: str, request: Request, _: object) -> bool:
+    return request.id == name

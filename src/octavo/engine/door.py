@@ -23,6 +23,8 @@ from octavo.text.breakpoints import (
     unused_character,
 )
 from octavo.text.chat import ChatTemplate, Ending
+from octavo.text.grammar import Grammars
+from octavo.text.structured import Structured
 from octavo.text.tokenizer import Tokenizer
 from octavo.text.words import spellings
 from octavo.units import common_length
@@ -51,6 +53,7 @@ class Door:
         self, tokenizer: Tokenizer, *, max_model_len: int, vocab_size: int, seed: int | None = None
     ) -> None:
         self.tokenizer = tokenizer
+        self.grammars = Grammars(lambda: tokenizer, vocab_size)
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
         template = tokenizer.chat_template
@@ -188,6 +191,7 @@ class Door:
             self._checked_id(token, "logit_bias")
         for token in params.allowed_token_ids or ():
             self._checked_id(token, "allowed_token_ids")
+        self._check_grammar(params.structured)
         ends = own if params.ignore_eos else own | frozenset(self.tokenizer.eos_ids)
         request = Request(
             id=uuid.uuid4().hex,
@@ -234,6 +238,13 @@ class Door:
                 for branch in range(params.n)
             ),
         )
+
+    def _check_grammar(self, structured: Structured | None) -> None:
+        """Compile what an answer must be; a new one takes milliseconds, the first one longer."""
+        if structured is not None:
+            why = self.grammars.check(*structured.definition)
+            if why:
+                raise structured.wrong(why)
 
     def _room(self, prompt_length: int, max_tokens: int | None) -> int:
         """How many tokens the answer may have."""

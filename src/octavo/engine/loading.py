@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from octavo import __version__
 from octavo.config import EngineConfig
@@ -15,6 +16,7 @@ from octavo.core.setup import scheduler_of
 from octavo.core.swap import SwapSetup
 from octavo.engine.engine import Engine, Observer
 from octavo.models.loader import OpenModel, load_model
+from octavo.models.weights.gguf import GGUFFile
 from octavo.models.weights.pack import Weights
 from octavo.observe.journal import Journal
 from octavo.observe.phases import Phases
@@ -24,6 +26,10 @@ from octavo.resolve import CORE_FLOPS, Resolved
 from octavo.runtime.movers import Mover, measured_bytes_per_s
 from octavo.runtime.runner import ModelRunner
 from octavo.runtime.storage import KVStorage
+from octavo.text.grammar import Grammars
+
+if TYPE_CHECKING:
+    from octavo.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +38,7 @@ def build_engine(
     opened: OpenModel,
     config: EngineConfig,
     resolved: Resolved,
+    grammars: Grammars,
     *,
     slab_tokens: int | None = None,
     observers: Sequence[Observer] = (),
@@ -73,12 +80,27 @@ def build_engine(
         max_context=resolved.max_model_len,
         groups=len(resolved.windows),
         mover=None if swap is None else Mover(pool, KVStorage(layout, swap.host_blocks)),
+        grammars=grammars,
     )
     phases.end("KV cache allocated")
     if watch is not None:
         runner = watch(runner)
     engine = Engine(scheduler_of(setup), runner, observers=(*observers, *journal))
     return engine, model.decoder.weights
+
+
+def tokenizer_of(path: Path, opened: OpenModel) -> "Tokenizer":
+    """The tokenizer of the model at `path`, from its GGUF metadata or its tokenizer.json."""
+    from octavo.text.tokenizer import Tokenizer  # an engine process needs it for grammars only
+
+    if isinstance(opened.checkpoint, GGUFFile):
+        return Tokenizer.from_gguf(opened.checkpoint.metadata)
+    return Tokenizer.from_folder(path)
+
+
+def grammars_of(path: Path, opened: OpenModel) -> Grammars:
+    """The grammars of the model at `path`; its tokenizer is read with the first."""
+    return Grammars(lambda: tokenizer_of(path, opened), opened.spec.vocab_size)
 
 
 def swap_setup(resolved: Resolved) -> SwapSetup | None:

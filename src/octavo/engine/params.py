@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from octavo.core.request import Dry, Penalty, Sampling
+from octavo.core.request import Dry, Grammar, Penalty, Sampling
 from octavo.errors import InvalidRequest
 from octavo.text.breakpoints import ttl_s_of
+from octavo.text.structured import Structured
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
@@ -54,6 +55,9 @@ class SamplingParams:
     Only `allowed_token_ids` are drawn, if they are given: an end token must be among them to end
     the answer. None of the `bad_words` appears in it, neither at its start nor after a space.
 
+    With `structured` the answer is JSON of a schema, matches a regular expression, or follows a
+    grammar; it ends where that allows nothing more, even before `min_tokens`. See `Structured`.
+
     With `logprobs` each token of the answer comes with the log-probabilities of so many likeliest
     ones, 0 to 20; with `prompt_logprobs` each token of the prompt but the first does, and then
     nothing of it is taken from the cache. They are the model's, before anything above.
@@ -86,6 +90,7 @@ class SamplingParams:
     xtc_threshold: float = 0.1
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()
+    structured: Structured | None = field(default=None, hash=False)
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     max_tokens: int | None = None
@@ -151,6 +156,10 @@ class SamplingParams:
         if not isinstance(self.tenant, str) or len(self.tenant) > MAX_TENANT_CHARACTERS:
             raise InvalidRequest(
                 f"tenant must be text of at most {MAX_TENANT_CHARACTERS} characters", param="tenant"
+            )
+        if self.structured is not None and not isinstance(self.structured, Structured):
+            raise InvalidRequest(
+                f"structured must be a Structured, not {self.structured!r}", param="structured"
             )
         self._check_stops()
         self._check_cache()
@@ -284,7 +293,15 @@ class SamplingParams:
             # Above a half at most one token has it, and nothing is left out.
             xtc_probability=float(self.xtc_probability) if self.xtc_threshold <= 0.5 else 0.0,
             xtc_threshold=float(self.xtc_threshold),
+            grammar=self._grammar(),
         )
+
+    def _grammar(self) -> Grammar | None:
+        """Tokens are forced if nobody asks for their log-probabilities, or might forbid them."""
+        if self.structured is None:
+            return None
+        looked_at = self.logprobs is not None or self.allowed_token_ids or self.bad_words
+        return Grammar(*self.structured.definition, forced=not looked_at)
 
     def _dry(self, breakers: tuple[tuple[int, ...], ...]) -> Dry | None:
         if not self.dry_is_on:

@@ -19,7 +19,7 @@ import zmq
 
 from octavo.engine.board import Announcing, Board
 from octavo.engine.crank import Crank
-from octavo.engine.loading import build_engine
+from octavo.engine.loading import build_engine, grammars_of
 from octavo.engine.wire import (
     Command,
     Failed,
@@ -75,14 +75,18 @@ def main(build: Builder | None = None) -> int:
 
 def _build(setup: Setup, board: Board) -> Crank:
     lives = Lives()
+    path = Path(setup.path)
+    opened = open_model(path)
+    grammars = grammars_of(path, opened)
     engine, _ = build_engine(
-        open_model(setup.path),
+        opened,
         setup.config,
         setup.resolved,
+        grammars,
         observers=[lives],
         watch=lambda runner: Announcing(runner, board),
     )
-    return Crank(engine, lives)
+    return Crank(engine, lives, grammars)
 
 
 def _follow_the_front() -> None:

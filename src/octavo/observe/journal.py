@@ -204,7 +204,10 @@ class _Commit(msgspec.Struct, frozen=True, tag="commit", tag_field="call", omit_
     said: tuple[tuple[str, Any], ...]
     moved: int = 0
     drafted: tuple[tuple[int, int, int, tuple[int, ...]], ...] = ()
-    """Of outcomes with drafts: the row, how many were drafted and kept, and what followed."""
+    """Of outcomes with drafts or more tokens: the row, how many were drafted and kept, and what
+    followed."""
+    ended: tuple[int, ...] = ()
+    """The rows whose answers have come to the end of their grammar."""
 
 
 class _SetLimits(msgspec.Struct, frozen=True, tag="set_limits", tag_field="call"):
@@ -235,8 +238,12 @@ def encode(call: Call, answer: Answer) -> bytes:
                 for one in result.outcomes
                 if isinstance(one, Sampled) and (one.drafted or one.more)
             )
+            ended = tuple(
+                one.row for one in result.outcomes if isinstance(one, Sampled) and one.ended
+            )
+            said = _said(answer)
             return _encoder.encode(
-                _Commit(now, result.plan_id, outcomes, _said(answer), result.moved, drafted)
+                _Commit(now, result.plan_id, outcomes, said, result.moved, drafted, ended)
             )
         case Submit(now, request):
             return _encoder.encode(_Submit(now, request, _said(answer)))
@@ -267,10 +274,10 @@ def _plan(plan: StepPlan) -> _Plan:
 
 
 def _sampled(
-    row: int, token: int, drafted: int = 0, kept: int = 0, more: Iterable[int] = ()
+    row: int, token: int, ended: bool, drafted: int = 0, kept: int = 0, more: Iterable[int] = ()
 ) -> Sampled:
     following = tuple(Drawn(each, 0.0) for each in more)
-    return Sampled(row, token, 0.0, more=following, kept=kept, drafted=drafted)
+    return Sampled(row, token, 0.0, more=following, kept=kept, drafted=drafted, ended=ended)
 
 
 def _said(answer: Answer) -> tuple[tuple[str, Any], ...]:
@@ -363,14 +370,14 @@ class _Reader:
             case _PlanCall(now, plan):
                 answer = None if plan is None else self._plan(number, plan)
                 return Entry(number, Plan(now), answer)
-            case _Commit(now, plan_id, outcomes, said, moved, drafted):
+            case _Commit(now, plan_id, outcomes, said, moved, drafted, ended):
                 drafts = {row: rest for row, *rest in drafted}
                 result = StepResult(
                     plan_id,
                     tuple(
                         RowFailed(row, value)
                         if isinstance(value, str)
-                        else _sampled(row, value, *drafts.get(row, ()))
+                        else _sampled(row, value, row in ended, *drafts.get(row, ()))
                         for row, value in outcomes
                     ),
                     moved,

@@ -41,6 +41,8 @@ GROUP = 32
 SIXES_ZERO = 32
 """The integer of six bits that means 0."""
 PANEL = 16
+WORD = 32
+"""Bits of an element of a mask."""
 """Rows to whose multiple packed matrices are padded; their columns are padded to whole groups."""
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -444,6 +446,13 @@ class Ops(Protocol):
         Rule     a logit above 0 is divided by `repetition`, another is multiplied by it; then
                  `frequency` times the count is taken away, and `presence` if the count is not 0.
         Source   repetition Keskar et al. 2019 (arXiv:1909.05858) §4.1; the others OpenAI's API.
+        """
+
+    def mask(self, logits: F32, rows: I32, allowed: I32) -> None:
+        """Let no token be drawn from these `rows` but those `allowed`: the others get -inf.
+
+        Shapes   logits [R, V]; rows int32 [E], none twice; allowed int32 [E, V / WORD, rounded up],
+                 bit v % WORD of element v // WORD is that of token v.
         """
 
     def draw(self, logits: F32, rows: I32, draws: Draws, out: I32) -> None:

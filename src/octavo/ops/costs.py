@@ -108,6 +108,11 @@ def penalise(entries: Entries) -> Cost:
     return Cost(5 * 4 * count, 5 * count)
 
 
+def mask(logits: F32, allowed: I32) -> Cost:
+    """Mostly each logit is written, as it was or not."""
+    return Cost(4 * len(allowed) * logits.shape[1] + allowed.nbytes, 0)
+
+
 def draw(logits: F32, rows: I32) -> Cost:
     """A product, a difference, an exponential and a sum an element; filters take more."""
     elements = len(rows) * logits.shape[1]

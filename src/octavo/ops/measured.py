@@ -166,6 +166,13 @@ class MeasuredOps:
             lambda: costs.penalise(entries),
         )
 
+    def mask(self, logits: F32, rows: I32, allowed: I32) -> None:
+        self._run(
+            "mask",
+            lambda: self._ops.mask(logits, rows, allowed),
+            lambda: costs.mask(logits, allowed),
+        )
+
     def draw(self, logits: F32, rows: I32, draws: Draws, out: I32) -> None:
         self._run(
             "draw",

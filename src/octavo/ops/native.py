@@ -196,6 +196,9 @@ class NativeOps:
     def penalise(self, logits: F32, entries: Entries, penalties: Penalties, before: F32) -> None:
         self._backend.penalise(logits, entries, penalties, before)
 
+    def mask(self, logits: F32, rows: I32, allowed: I32) -> None:
+        self._backend.mask(logits, rows, allowed)
+
     def draw(self, logits: F32, rows: I32, draws: Draws, out: I32) -> None:
         self._backend.draw(logits, rows, draws, out)
 

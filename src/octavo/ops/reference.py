@@ -22,6 +22,7 @@ from octavo.ops.api import (
     I32,
     SCALE_BYTES,
     TILE_TOKENS,
+    WORD,
     Activation,
     Batch,
     Draws,
@@ -310,6 +311,12 @@ class ReferenceOps:
             often = penalties.frequency[index] * counts.astype(np.float32)
             there = np.where(counts > 0, penalties.presence[index], np.float32(0))
             logits[row, ids] = scaled - often - there
+
+    def mask(self, logits: F32, rows: I32, allowed: I32) -> None:
+        tokens = np.arange(logits.shape[1])
+        for row, words in zip(rows, allowed.view(np.uint32), strict=True):
+            bits = words[tokens // WORD] >> (tokens % WORD).astype(np.uint32) & 1
+            logits[row, bits == 0] = -np.inf
 
     def draw(self, logits: F32, rows: I32, draws: Draws, out: I32) -> None:
         for index, row in enumerate(logits[rows].astype(self._dtype)):

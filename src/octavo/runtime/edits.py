@@ -2,8 +2,9 @@
 
 Order  all but `allowed_token_ids` are masked; `logit_bias` is added; then come the penalty of the
        tokens that are there already and `dry`; last, what would complete one of the `bad_words` is
-       masked. Penalties and biases touch only the logits of the tokens that they concern, and what
-       these were is kept: log-probabilities are those of the model.
+       masked, and what the grammar does not allow. Penalties and biases touch only the logits of
+       the tokens that they concern, and what these were is kept: log-probabilities are those of
+       the model.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,9 +14,10 @@ import numpy as np
 
 from octavo.core.plan import Bind
 from octavo.core.request import Penalty
-from octavo.ops.api import F32, I32, Entries, Ops, Penalties
+from octavo.ops.api import F32, I32, WORD, Entries, Ops, Penalties
 from octavo.runtime.bias import Bias
 from octavo.runtime.repeats import Repeats
+from octavo.text.grammar import Grammars, Matcher
 
 _ROOM = 64
 """Slots of a history at first; it doubles when they are taken."""
@@ -106,9 +108,20 @@ class Edits:
              nothing looks back at them.
     """
 
-    __slots__ = ("allowed", "bad_words", "bias", "history", "length", "repeats")
+    __slots__ = (
+        "_masks_only",
+        "allowed",
+        "bad_words",
+        "bias",
+        "ends",
+        "history",
+        "length",
+        "mask",
+        "matcher",
+        "repeats",
+    )
 
-    def __init__(self, bind: Bind) -> None:
+    def __init__(self, bind: Bind, grammars: Grammars | None = None) -> None:
         request, sampling = bind.request, bind.request.sampling
         self.length = len(request.prompt) + len(bind.answered) if sampling.looks_back else None
         self.allowed = np.array(sampling.allowed_token_ids, np.intp)
@@ -120,13 +133,38 @@ class Edits:
         if sampling.dry is not None:
             self.repeats = Repeats(sampling.dry, (*request.prompt, *bind.answered))
         self.bad_words = BadWords(sampling.bad_words, bind.answered) if sampling.bad_words else None
+        self.matcher: Matcher | None = None
+        self.mask: I32 | None = None
+        """What the grammar allows in the step under way, as `Ops.mask` takes it."""
+        self.ends = False
+        """It allows nothing but the end of the answer in the step under way."""
+        if sampling.grammar is not None:
+            assert grammars is not None, "this runner was made without grammars"
+            ends = request.stop_token_ids
+            self.matcher = grammars.matcher(sampling.grammar, bind.answered, ends)
+        others = (self.bias, self.history, self.repeats, self.bad_words)
+        self._masks_only = not len(self.allowed) and all(one is None for one in others)
 
     @classmethod
-    def of(cls, bind: Bind) -> "Edits | None":
+    def of(cls, bind: Bind, grammars: Grammars | None = None) -> "Edits | None":
         """None where a request asks for none: then nothing is written, and nothing is kept."""
         sampling = bind.request.sampling
         asked = sampling.looks_back or sampling.logit_bias or sampling.allowed_token_ids
-        return cls(bind) if asked else None
+        return cls(bind, grammars) if asked else None
+
+    @property
+    def error(self) -> str:
+        """Why nothing can be drawn, "" if something can."""
+        return "" if self.matcher is None else self.matcher.error
+
+    @property
+    def complete(self) -> bool:
+        """The grammar allows nothing more."""
+        return self.matcher is not None and self.matcher.ended
+
+    def keep(self, token: int) -> bool:
+        """Whether `token`, with the highest logit, has it still when all is written."""
+        return self._masks_only and (self.mask is None or allows(self.mask, token))
 
     def append(self, token: int) -> None:
         """Take in the next token of the answer."""
@@ -138,10 +176,17 @@ class Edits:
             self.repeats.append(token)
         if self.bad_words is not None:
             self.bad_words.append(token)
+        if self.matcher is not None:
+            self.matcher.extend((token,))
 
     def check(self, position: int) -> None:
         """What is kept must be of all tokens before the position that is drawn."""
         assert self.length in (None, position), f"{self.length} tokens before position {position}"
+
+
+def allows(mask: I32, token: int) -> bool:
+    """Whether a mask lets `token` be drawn."""
+    return bool(mask[token // WORD] >> token % WORD & 1)
 
 
 class Originals:
@@ -187,6 +232,9 @@ def write(ops: Ops, logits: F32, edits: Mapping[int, Edits]) -> Originals:
     for row, one in edits.items():
         if one.bad_words is not None:
             logits[row, one.bad_words.banned()] = -np.inf
+    masks = {row: one.mask for row, one in edits.items() if one.mask is not None}
+    if masks:
+        ops.mask(logits, np.array(list(masks), np.int32), np.stack(list(masks.values())))
     return originals
 
 

@@ -1,7 +1,7 @@
 """ModelRunner: carries out plans with a model. It decides nothing."""
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from typing import Protocol
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy as np
 from octavo.core.plan import (
     Bind,
     BlockCopy,
+    Drawn,
     RowFailed,
     RowScores,
     Sampled,
@@ -22,10 +23,12 @@ from octavo.runtime.batch import RowTables, make_batch
 from octavo.runtime.drafting import Chain, accept
 from octavo.runtime.edits import Edits
 from octavo.runtime.lookup import PromptLookup
+from octavo.runtime.masks import Masks
 from octavo.runtime.movers import Mover
 from octavo.runtime.sampler import Draw, Sampler
 from octavo.runtime.scores import Head, PromptScorer
 from octavo.runtime.storage import KVStorage
+from octavo.text.grammar import Grammars
 
 
 class Network(Head, Protocol):
@@ -58,11 +61,15 @@ class ModelRunner:
         groups: int = 1,
         mover: Mover | None = None,
         drafter: Callable[[Iterable[int]], Drafter] = PromptLookup,
+        grammars: Grammars | None = None,
     ) -> None:
         self._network = network
         self._ops = ops
         self._storage = storage
         self._mover = mover
+        self._grammars = grammars
+        vocab_size = 0 if grammars is None else grammars.vocab_size
+        self._masks = Masks(rows=rows, vocab_size=vocab_size)
         self._sampler = Sampler(ops, max_rows=draws or rows)
         self._scorer = PromptScorer(network, ops, max_rows=draws or rows)
         self._block_size = storage.layout.block_size
@@ -89,17 +96,19 @@ class ModelRunner:
         moved += 0 if self._mover is None else self._mover.move_in(plan.moves)
         if not plan.spans:
             return StepResult(plan.id, (), moved)
-        guesses = [self._drafters[s.row].guess(s.drafts) if s.drafts else () for s in plan.spans]
+        guesses = [self._guess(span) if span.drafts else () for span in plan.spans]
         tokens = [
             (*self._tokens(span), *guess) for span, guess in zip(plan.spans, guesses, strict=True)
         ]
         batch = make_batch(plan.spans, tokens, self._tables, self._block_size)
-        logits = self._network.forward(batch, self._storage.pool)
         chains = [
             Chain(span.row, span.stop, guess)
             for span, guess in zip(plan.spans, guesses, strict=True)
             if span.samples
         ]
+        edits = (self._edits.get(chain.row) for chain in chains)
+        with self._masks.of([one for one in edits if one is not None]):
+            logits = self._network.forward(batch, self._storage.pool)
         outcomes = self._sample(logits, chains)
         if not self._scored:
             return StepResult(plan.id, outcomes, moved)
@@ -116,11 +125,18 @@ class ModelRunner:
             self._scored.discard(bind.row)
         else:
             self._scored.add(bind.row)
-        edits = Edits.of(bind)
+        edits = Edits.of(bind, self._grammars)
         if edits is None:
             self._edits.pop(bind.row, None)
         else:
             self._edits[bind.row] = edits
+
+    def _guess(self, span: Span) -> tuple[int, ...]:
+        """What may follow the tokens of a row; what its grammar does not allow is no guess."""
+        guess, edits = self._drafters[span.row].guess(span.drafts), self._edits.get(span.row)
+        if edits is None or edits.matcher is None:
+            return guess
+        return guess[: edits.matcher.valid(guess)]
 
     def _copy(self, copies: Sequence[BlockCopy]) -> None:
         if copies:
@@ -157,7 +173,9 @@ class ModelRunner:
                 if chains[number].row in self._edits
                 and self._advance(chains[number], drawn[number])
             ]
-        accepted = tuple(map(accept, chains, drawn))
+            with self._masks.of([self._edits[chains[number].row] for number, _ in wave]):
+                pass  # those of the first wave were computed beside the forward pass
+        accepted = tuple(self._followed(accept(*each)) for each in zip(chains, drawn, strict=True))
         for outcome in accepted:
             if isinstance(outcome, Sampled):
                 self._keep(outcome)
@@ -172,8 +190,26 @@ class ModelRunner:
         newest = drawn[-1]
         if not isinstance(newest, Sampled):
             return False
-        self._edits[chain.row].append(newest.token)
-        return len(drawn) <= len(chain.guesses) and newest.token == chain.guesses[len(drawn) - 1]
+        edits = self._edits[chain.row]
+        edits.append(newest.token)
+        right = len(drawn) <= len(chain.guesses) and newest.token == chain.guesses[len(drawn) - 1]
+        return right and not edits.complete
+
+    def _followed(self, outcome: Sampled | RowFailed) -> Sampled | RowFailed:
+        """The tokens of a row with what its grammar makes follow; a token that may end the answer
+        is drawn like any other."""
+        edits, request = self._edits.get(outcome.row), self._requests[outcome.row]
+        grammar = request.sampling.grammar
+        if edits is None or edits.matcher is None or grammar is None:
+            return outcome
+        if isinstance(outcome, RowFailed):
+            return outcome
+        forced = edits.matcher.forced() if grammar.forced else []
+        more = list(outcome.more)
+        for token in takewhile(lambda one: one not in request.stop_token_ids, forced):
+            edits.append(token)
+            more.append(Drawn(token, 0.0))
+        return outcome._replace(more=tuple(more), ended=edits.complete)
 
     def _keep(self, outcome: Sampled) -> None:
         """The tokens of a row are there."""

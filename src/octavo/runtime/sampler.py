@@ -39,6 +39,8 @@ class Draw:
     @property
     def masks(self) -> bool:
         """Whether the tokens that end an answer may not be drawn yet."""
+        if self.edits is not None and self.edits.ends:
+            return False
         answered = self.position - len(self.request.prompt)
         return answered < self.request.min_tokens and bool(self.request.stop_token_ids)
 
@@ -90,10 +92,14 @@ class Sampler:
         named = [
             index
             for index, draw in enumerate(draws)
-            if draw.request.top_logprobs and best[index] >= 0
+            if draw.request.top_logprobs and isinstance(outcomes[index], Sampled)
         ]
         tops = self._likeliest(logits, named, draws) if named else {}
-        others = [index for index, draw in enumerate(draws) if best[index] >= 0 and _draws(draw)]
+        others = [
+            index
+            for index, outcome in enumerate(outcomes)
+            if isinstance(outcome, Sampled) and _draws(draws[index], outcome.token)
+        ]
         if others:
             highest = [float(logits[index, best[index]]) for index in others]
             edits = {index: one for index in others if (one := draws[index].edits) is not None}
@@ -173,14 +179,18 @@ def _xtc_thresholds(asked: Sequence[Sampling], positions: Sequence[int]) -> F64:
     return thresholds
 
 
-def _draws(draw: Draw) -> bool:
+def _draws(draw: Draw, best: int) -> bool:
     """Whether its token may be another than the likeliest."""
-    return draw.edits is not None or draw.masks or not draw.request.sampling.greedy
+    if draw.masks or not draw.request.sampling.greedy:
+        return True
+    return draw.edits is not None and not draw.edits.keep(best)
 
 
 def _best(draw: Draw, best: np.int32, logprob: np.float32) -> Sampled | RowFailed:
     if best < 0:
         return RowFailed(draw.row, f"the logits of position {draw.position - 1} are not finite")
+    if draw.edits is not None and draw.edits.error:
+        return RowFailed(draw.row, draw.edits.error)
     return Sampled(draw.row, int(best), float(logprob))
 
 

@@ -6,7 +6,8 @@ Before a span is computed each cell that attention would read is compared with w
 wrong table entry, a block reused too early, a lost copy, a block moved to a wrong place or too
 late, a stale prefix hit or one across salts is found at the step that reads it. The sampled token
 is a function of the tokens before it, and of the branch if the request is not greedy, alone: every
-request gets the tokens it would get alone.
+request gets the tokens it would get alone. Where a request has a grammar, that function says too
+how many tokens follow at once, and where the answer ends.
 """
 
 import hashlib
@@ -37,20 +38,32 @@ def draw(before: bytes, vocabulary: int, sampling: Sampling) -> int:
     return int.from_bytes(chosen, "little") % vocabulary
 
 
+def forced_after(told: bytes) -> int:
+    """How many tokens come at once after those for which `told` stands."""
+    return (told[0] % 8) // 2
+
+
+def ends_after(told: bytes) -> bool:
+    """Whether the grammar of the oracle allows nothing more."""
+    return told[1] % 16 == 0
+
+
 def answer_alone(request: Request, vocabulary: int) -> tuple[int, ...]:
     """The answer tokens that the first branch of `request` must get, whoever else is served."""
     last = ROOT
     for token in (*request.prompt, *request.emitted):
         last = digest(last, token)
     answer = list(request.emitted)
-    while not _ended(request, answer):
+    while not _ended(request, answer, last):
         answer.append(draw(last, vocabulary, request.sampling))
         last = digest(last, answer[-1])
     return tuple(answer)
 
 
-def _ended(request: Request, answer: list[int]) -> bool:
+def _ended(request: Request, answer: list[int], told: bytes) -> bool:
     if len(answer) >= request.max_tokens:
+        return True
+    if len(answer) > len(request.emitted) and request.sampling.grammar and ends_after(told):
         return True
     return len(answer) > request.min_tokens and answer[-1] in request.stop_token_ids
 
@@ -154,6 +167,8 @@ class OracleRunner:
         if span.samples and row.request.sampling.looks_back and row.length != span.stop:
             raise WrongContent(f"{row.request.id}: {row.length} tokens to look back at")
         drawn = self._draw(row, span, last) if span.samples else []
+        kept = len(drawn) - 1
+        ended = self._force(row, drawn)
         row.length += len(drawn)
         row.last = drawn[-1] if drawn else -1
         if span.stop > self.failing.get(row.request.id, span.stop):
@@ -161,8 +176,9 @@ class OracleRunner:
         if not drawn:
             return None
         more = tuple(Drawn(token, 0.0) for token in drawn[1:])
-        kept = len(more)
-        return Sampled(span.row, drawn[0], 0.0, more=more, kept=kept, drafted=span.drafts)
+        return Sampled(
+            span.row, drawn[0], 0.0, more=more, kept=kept, drafted=span.drafts, ended=ended
+        )
 
     def _draw(self, row: _Row, span: Span, last: bytes) -> list[int]:
         """The tokens that follow `last`: with drafts up to the first that was guessed wrong. Each
@@ -176,10 +192,27 @@ class OracleRunner:
             for group in range(len(self._windows)):
                 block = row.tables[group][position // self._size]
                 self._cells[block][position % self._size] = (row.request.salt, group, last)
-            right = right and hit
+            right = right and hit and not self._ends(row, last)
             if right:
                 drawn.append(draw(last, self.vocabulary, sampling))
         return drawn
+
+    @staticmethod
+    def _ends(row: _Row, told: bytes) -> bool:
+        return row.request.sampling.grammar is not None and ends_after(told)
+
+    def _force(self, row: _Row, drawn: list[int]) -> bool:
+        """Add what must follow these tokens of a row with a grammar; whether nothing can."""
+        if not drawn or row.request.sampling.grammar is None:
+            return False
+        self._know(row, row.length + len(drawn))
+        last = row.digests[row.length + len(drawn) - 1]
+        for _ in range(forced_after(last)):
+            if ends_after(last):
+                break
+            drawn.append(draw(last, self.vocabulary, row.request.sampling))
+            last = digest(last, drawn[-1])
+        return ends_after(last)
 
     def _read(self, row: _Row, group: int, stop: int) -> bytes:
         """The digest before position `stop`; every cell that this one sees is checked."""

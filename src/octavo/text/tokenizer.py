@@ -116,6 +116,17 @@ class Tokenizer:
             known = self._bytes[token] = b"" if piece is None else self._piece_bytes(token, piece)
         return known
 
+    def pieces(self, count: int) -> list[bytes]:
+        """The bytes of the first `count` ids, as `token_bytes` gives them.
+
+        Cost     a tenth of asking for each.
+        """
+        found = [b""] * count
+        for piece, token in self._parsing.get_vocab(with_added_tokens=True).items():
+            if token < count:
+                found[token] = self._piece_bytes(token, piece)
+        return found
+
     def _piece_bytes(self, token: int, piece: str) -> bytes:
         if token in self.special_ids:
             return piece.encode()
@@ -140,10 +151,19 @@ def _byte_alphabet() -> dict[str, int]:
 _BYTE_OF = _byte_alphabet()
 
 
+_FOREIGN = 0x100
+_LATIN = {
+    **dict.fromkeys(range(0x100), _FOREIGN),
+    **{ord(character): byte for character, byte in _BYTE_OF.items()},
+}
+"""Turns each character into that of Latin-1 which has its byte; what is no byte's into one that
+Latin-1 has not."""
+
+
 def _byte_level_bytes(piece: str) -> bytes:
     try:
-        return bytes(_BYTE_OF[character] for character in piece)
-    except KeyError:  # a token added as plain text, outside the alphabet
+        return piece.translate(_LATIN).encode("latin-1")
+    except UnicodeEncodeError:  # a token added as plain text, outside the alphabet
         return piece.encode()
 
 

@@ -41,6 +41,7 @@ NEVER = {"torch", "transformers"}
 LAZY = {
     "huggingface_hub",
     "jinja2",
+    "llguidance",
     "opentelemetry",
     "prometheus_client",
     "starlette",

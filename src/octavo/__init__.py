@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from octavo.engine.llm import LLM
     from octavo.engine.params import SamplingParams
     from octavo.engine.session import Session
+    from octavo.text.structured import Structured
 
 __version__ = "0.1.0"
 
@@ -52,6 +53,7 @@ __all__ = [
     "SamplingParams",
     "Session",
     "SetupError",
+    "Structured",
     "UnknownModel",
     "__version__",
 ]
@@ -61,6 +63,7 @@ _HOME = {
     "SamplingParams": "octavo.engine.params",
     "Session": "octavo.engine.session",
     "EngineConfig": "octavo.config",
+    "Structured": "octavo.text.structured",
 }
 
 

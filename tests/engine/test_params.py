@@ -7,6 +7,7 @@ import pytest
 from octavo.core.request import Dry, Penalty, Sampling
 from octavo.engine.params import SamplingParams
 from octavo.errors import InvalidRequest
+from octavo.text.structured import Structured
 
 NAN, INFINITY = float("nan"), float("inf")
 
@@ -31,6 +32,7 @@ ALLOWED: dict[str, tuple[Any, ...]] = {
     "xtc_threshold": (0, 0.1, 0.9, 1),
     "allowed_token_ids": (None, (5,), [0, 1, 1]),
     "bad_words": ((), "x", ("x", "y"), ["x"] * 128, None, "x" * 256),
+    "structured": (None, Structured(json={}), Structured(regex="a")),
     "logprobs": (None, 0, 1, 20),
     "prompt_logprobs": (None, 0, 1, 20),
     "max_tokens": (None, 1, 10**9),
@@ -90,6 +92,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "xtc_threshold": (-0.1, 1.1, NAN, "1", None),
     "allowed_token_ids": ((), [], 5, "5", {5}),
     "bad_words": ("", ("",), (5,), 5, {"a": 1}, ("x",) * 129, "x" * 257),
+    "structured": ("json", {"json": {}}, 5),
     "logprobs": (-1, 21, 1.5, "1", True),
     "prompt_logprobs": (-1, 21, 1.5, "1", True),
     "max_tokens": (0, -1, 1.5, "1", True),

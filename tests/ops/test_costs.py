@@ -58,6 +58,7 @@ def test_ops_on_rows() -> None:
     entries = Entries(ints(0, 3), ints(0, 1, 3), ints(7, 8, 9))
     assert costs.add_bias(entries) == Cost(60, 3)
     assert costs.penalise(entries) == Cost(60, 15)
+    assert costs.mask(floats(5, 50), np.zeros((2, 2), np.int32)) == Cost(416, 0)
     pool = np.zeros((9, 2, 2, 1, 1, 64), ml_dtypes.bfloat16)
     assert costs.copy_blocks(pool, ints(1, 2, 3)) == Cost(2 * 3 * 2 * 2 * 64 * 2, 0)
 

@@ -77,6 +77,27 @@ def test_a_bias_is_added(
     np.testing.assert_array_equal(twin, expected)
 
 
+@pytest.mark.parametrize("vocabulary", [1, 31, 32, 33, 500, 49152])
+def test_a_mask_leaves_what_it_allows(
+    ops: NativeOps, rng: np.random.Generator, vocabulary: int
+) -> None:
+    logits, rows = logits_of(rng, 6, vocabulary), np.array([5, 0, 3], np.int32)
+    words = -(-vocabulary // 32)
+    allowed = rng.integers(0, 2**32, (3, words), np.uint32).view(np.int32)
+    allowed[1, : words // 2] = 0
+    allowed[2, words // 2 :] = -1
+    expected = logits.copy()
+    for row, bits in zip(rows, allowed.view(np.uint32).tolist(), strict=True):
+        for token in range(vocabulary):
+            if not bits[token // 32] >> token % 32 & 1:
+                expected[row, token] = -np.inf
+    twin = logits.copy()
+    ops.mask(logits, rows, allowed)
+    np.testing.assert_array_equal(logits, expected)
+    ReferenceOps().mask(twin, rows, allowed)
+    np.testing.assert_array_equal(twin, expected)
+
+
 @pytest.mark.parametrize("vocabulary", [1, 3, 17, 4099, 49152])
 def test_the_likeliest_come_in_order(
     ops: NativeOps, rng: np.random.Generator, vocabulary: int
@@ -139,6 +160,9 @@ def test_what_does_not_fit_is_refused(ops: NativeOps) -> None:
         ops.penalise(logits, entries, good._replace(counts=good.counts[:1]), before)
     with pytest.raises(ValueError, match="presence"):
         ops.penalise(logits, entries, good._replace(presence=np.ones(2, np.float32)), before)
+    for wrong_rows, words in ((rows + 1, 1), (rows, 2), (np.array([0, 1], np.int32), 1)):
+        with pytest.raises(ValueError, match="rows|allowed"):
+            ops.mask(logits, wrong_rows, np.zeros((1, words), np.int32))
     with pytest.raises(ValueError, match="columns"):
         ops.likeliest(logits, rows, np.zeros((1, 6), np.int32), np.zeros((1, 6), np.float32))
     assert (logits == 0).all()

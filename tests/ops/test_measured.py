@@ -62,9 +62,12 @@ def test_ops_of_the_sampler_and_of_the_pool_are_told(rng: np.random.Generator) -
     assert logits[1, best[1]] == values[0, 0] + 1
     ops.penalise(logits, entries, Penalties(rows, 2 * one, one, one), one.copy())
     assert logits[1, best[1]] == (values[0, 0] + 1) / 2 - 2
+    ops.mask(logits, rows, np.zeros((1, 1), np.int32))
+    assert not np.isfinite(logits[1]).any()
     assert [(call.op, call.cost.size_bytes, call.weight) for call in told] == [
         ("argmax", 240, None),
         ("likeliest", 144, None),
         ("add_bias", 20, None),
         ("penalise", 20, None),
+        ("mask", 124, None),
     ]

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from tests.serve.scripted import Served, byte_tokenizer
 
-from octavo.core.request import Pin
+from octavo.core.request import Grammar, Pin
 from octavo.serve import chat, completions
 from octavo.serve.requests import OPENAI_NAMES
 from octavo.text.breakers import Breakers
@@ -42,6 +42,14 @@ HONOURED: dict[str, tuple[Any, str, Any]] = {
     "typical_p": (0.5, "sampling.typical_p", 0.5),
     "xtc_probability": (0.5, "sampling.xtc_probability", 0.5),
     "xtc_threshold": (0.25, "sampling.xtc_threshold", 0.25),
+    "response_format": ({"type": "json_object"}, "sampling.grammar.kind", "json"),
+    "structured_outputs": ({"regex": "a+"}, "sampling.grammar", Grammar("regex", "a+")),
+    "guided_json": ({"type": "array"}, "sampling.grammar.kind", "json"),
+    "guided_json_object": (True, "sampling.grammar.kind", "json"),
+    "guided_regex": ("b+", "sampling.grammar", Grammar("regex", "b+")),
+    "guided_choice": (["a", "b"], "sampling.grammar.kind", "lark"),
+    "guided_grammar": ('start: "a"', "sampling.grammar", Grammar("lark", 'start: "a"')),
+    "guided_whitespace_pattern": (" ?", "sampling.grammar.kind", "json"),
     "allowed_token_ids": ([5, 6, 5], "sampling.allowed_token_ids", (5, 6)),
     "bad_words": (["a", "b"], "sampling.bad_words", None),
     "max_tokens": (9, "max_tokens", 9),
@@ -93,6 +101,41 @@ OUT_OF_RANGE: dict[str, tuple[Any, ...]] = {
     "typical_p": (0, 1.1),
     "xtc_probability": (-0.1, 1.1),
     "xtc_threshold": (-0.1, 1.1),
+    "response_format": (
+        {},
+        {"type": "xml"},
+        {"type": "json_schema"},
+        {"type": "json_schema", "json_schema": {"name": "a"}},
+        {"type": "json_schema", "json_schema": {"schema": {"type": "objekt"}}},
+        {"type": "json_schema", "json_schema": {"schema": {}, "strict": "yes"}},
+        {"type": "json_schema", "json_schema": {"schema": {}, "x": 1}},
+        {"type": "text", "x": 1},
+        {"type": "structural_tag", "triggers": [], "structures": []},
+    ),
+    "structured_outputs": (
+        {},
+        {"json": {}, "regex": "a"},
+        {"json": {"type": "integer", "multipleOf": 10**6}},
+        {"json": "{"},
+        {"regex": "("},
+        {"regex": ""},
+        {"regex": "a" * 4097},
+        {"choice": []},
+        {"choice": ["a"] * 1025},
+        {"grammar": "start: nothing"},
+        {"json_object": "yes"},
+        {"structural_tag": {}},
+        {"regex": "a", "disable_any_whitespace": True},
+        {"json": {}, "whitespace_pattern": "("},
+        {"xml": "a"},
+        {"json": {"properties": {f"k{n}": {} for n in range(501)}}},
+    ),
+    "guided_json": ({"type": "objekt"}, "[]"),
+    "guided_json_object": (False,),
+    "guided_regex": ("(", ""),
+    "guided_choice": ([], [""]),
+    "guided_grammar": ("", "start: nothing"),
+    "guided_whitespace_pattern": (" ?",),
     "allowed_token_ids": ([], [-1], [10**6], [2**31]),
     "bad_words": ([""], ["x"] * 129, ["x" * 257]),
     "max_tokens": (0, -1),
@@ -129,6 +172,14 @@ WRONG_TYPE: dict[str, tuple[Any, ...]] = {
     "typical_p": ("1", True),
     "xtc_probability": ("1", True),
     "xtc_threshold": ("1", True),
+    "response_format": ("json_object", [], 5, {"type": 5}),
+    "structured_outputs": ("a+", [], {"regex": 5}, {"choice": "a"}, {"grammar": []}),
+    "guided_json": (5, []),
+    "guided_json_object": ("yes", 1),
+    "guided_regex": (5, ["a"]),
+    "guided_choice": ("a", 5, [5]),
+    "guided_grammar": (5, {}),
+    "guided_whitespace_pattern": (5, []),
     "allowed_token_ids": (5, ["a"], [1.5], [True], {}),
     "bad_words": (5, "a", [5], {}),
     "n": ("2", 1.5, True),
@@ -228,6 +279,8 @@ def test_sampling_fields_reach_the_engine(
 ) -> None:
     value, path, seen = HONOURED[field]
     switch = {"dry_multiplier": 1.0} if field.startswith("dry_") else {}
+    if field == "guided_whitespace_pattern":
+        switch = {"guided_json_object": True}
     assert post(http, kind, **{**switch, field: value}).status_code == 200
     found: Any = served.client.tickets[0].request
     for name in path.split("."):

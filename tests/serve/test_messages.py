@@ -241,7 +241,7 @@ def refused(response: httpx.Response, param: str, status: int = 400) -> None:
         ({"tools": [{"name": "x"}]}, "tools"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "thinking"),
-        ({"output_config": {"effort": "low"}}, "output_config"),
+        ({"output_config": {"effort": "low"}}, "output_config.effort"),
         ({"container": "x"}, "container"),
         ({"mcp_servers": [{}]}, "mcp_servers"),
         ({"service_tier": "batch"}, "service_tier"),

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from octavo.bench.offline import ceilings_for, drive, ticket_of
 from octavo.config import EngineConfig
 from octavo.core.calls import Answer, Call, Commit, Plan
-from octavo.core.events import Event, Refused
+from octavo.core.events import Event, Refused, Token
 from octavo.engine.build import build
 from octavo.engine.door import Ticket
 from octavo.models.weights.pack import Weights

@@ -159,6 +159,7 @@ async def create_chat_completion(service: Service, request: Request) -> Response
     ticket = await service.at_door(
         len(body),
         lambda: service.door_for(asked.chat_template).chat(asked.messages, params, ending),
+        params,
     )
     answer_id, created = f"chatcmpl-{ticket.request.id}", int(time.time())
     if asked.stream:

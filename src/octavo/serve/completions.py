@@ -114,6 +114,7 @@ async def create_completion(service: Service, request: Request) -> Response:
             service.door.completion(prompt, params, default_max_tokens=DEFAULT_MAX_TOKENS)
             for prompt in prompts
         ],
+        params,
     )
     blank = Completion(
         id=f"cmpl-{tickets[0].request.id}", created=int(time.time()), model=model, choices=()

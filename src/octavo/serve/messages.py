@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from octavo.serve.errors import json_response
 from octavo.serve.requests import (
     OWN_NAMES,
     Body,
+    JsonObject,
     Names,
     Neutral,
     capped,
@@ -30,6 +32,7 @@ from octavo.serve.requests import (
 )
 from octavo.serve.service import Service
 from octavo.serve.stream import stream_response, while_connected
+from octavo.serve.structured import of_output_format
 from octavo.text.assembler import Ended
 from octavo.text.chat import Ending
 
@@ -38,8 +41,6 @@ COUNT_NEUTRAL: Neutral = {
     "chat_template_kwargs": ({},),
     "context_management": (),
     "mcp_servers": ([],),
-    "output_config": ({},),
-    "output_format": (),
     "speed": ("standard",),
     "thinking": ({"type": "disabled"},),
     "tool_choice": ({"type": "auto"}, {"type": "none"}),
@@ -60,7 +61,7 @@ NAMES: Names = {
     **{
         name: ours
         for name, ours in OWN_NAMES.items()
-        if name not in ("cache_prompt", "max_tokens", "min_tokens", "n", "stop")
+        if name not in ("cache_prompt", "max_tokens", "min_tokens", "n", "response_format", "stop")
     },
 }
 """One answer is given. How long it may be is a field of the request, and a cap only."""
@@ -74,12 +75,18 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     user_id: str | None = None
 
 
+class OutputConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    format: JsonObject | None = None
+
+
 class CountRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is asked. Messages and system are checked at the door."""
 
     messages: list[Any]
     model: str | None = None
     system: str | list[Any] | None = None
+    output_config: OutputConfig | None = None
+    output_format: JsonObject | None = None
 
 
 class MessagesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -91,6 +98,9 @@ class MessagesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     system: str | list[Any] | None = None
     stream: bool | None = None
     metadata: Metadata | None = None
+    output_config: OutputConfig | None = None
+    output_format: JsonObject | None = None
+    """What `output_config.format` was called before."""
 
 
 DETAILS = {"messages": messages_schema(ROLES)}
@@ -180,8 +190,9 @@ async def create_message(service: Service, request: Request) -> Response:
     """The endpoint."""
     body = await read_body(request, service.settings.max_body_bytes)
     asked, params = parse(body, BODY, service.settings.defaults)
+    params = _formatted(params, asked)
     model = service.model_named(asked.model)
-    ticket = await service.at_door(len(body), lambda: _ticket(service.door, asked, params))
+    ticket = await service.at_door(len(body), lambda: _ticket(service.door, asked, params), params)
     user = None if asked.metadata is None else asked.metadata.user_id
     tally = Tally([ticket])
     blank = Message(id=f"msg_{ticket.request.id}", model=model, usage=_usage(tally))
@@ -204,10 +215,24 @@ async def create_message(service: Service, request: Request) -> Response:
 async def count_tokens(service: Service, request: Request) -> Response:
     """How many tokens the prompt of a message would have."""
     body = await read_body(request, service.settings.max_body_bytes)
-    asked, _ = parse(body, COUNT_BODY, service.settings.defaults)
+    asked, params = parse(body, COUNT_BODY, service.settings.defaults)
+    _formatted(params, asked)  # it adds nothing to the prompt
     service.model_named(asked.model)
     count = await service.at_door(len(body), lambda: _count(service.door, asked))
     return json_response(TokenCount(input_tokens=count))
+
+
+def _formatted(params: SamplingParams, asked: MessagesRequest | CountRequest) -> SamplingParams:
+    config = None if asked.output_config is None else asked.output_config.format
+    given = {"output_config.format": config, "output_format": asked.output_format}
+    found = [of_output_format(value, name) for name, value in given.items() if value is not None]
+    found += [params.structured] if params.structured is not None else []
+    if len(found) > 1:
+        raise InvalidRequest(
+            f"{found[0].called} and {found[1].called} both say what the answer must be; send one",
+            param=found[1].called,
+        )
+    return replace(params, structured=found[0]) if found else params
 
 
 def _ticket(door: Door, asked: MessagesRequest, params: SamplingParams) -> Ticket:

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -33,11 +34,11 @@ from octavo.serve.requests import (
 )
 from octavo.serve.service import Service
 from octavo.serve.stream import stream_response, while_connected
+from octavo.serve.structured import of_format
 from octavo.text.assembler import Ended, Scored
 from octavo.text.chat import ROLES
 
 COMMON_NEUTRAL: Neutral = {
-    "format": ("",),
     "shift": (False,),
     "think": (False,),
     "truncate": (False,),
@@ -105,6 +106,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     model: str | None = None
     messages: list[Any] | None = None
+    format: str | JsonObject | None = None
     options: JsonObject | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -119,6 +121,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     prompt: str | None = None
     system: str | None = None
     raw: bool | None = None
+    format: str | JsonObject | None = None
     options: JsonObject | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -215,12 +218,13 @@ async def _answer(
     model = served_name(service, asked.model)
     room, params = _options(asked.options or {}, service.settings.defaults)
     params = chat_params(params, asked.logprobs, asked.top_logprobs)
+    params = replace(params, structured=of_format(asked.format or ""))
     blank = Part(model=model, created_at=_now())
     if ticket_of is None:
         loaded = msgspec.structs.replace(blank, **said_as(""), done=True, done_reason="load")
         return json_response(loaded)
     ticket = await service.at_door(
-        body_bytes, lambda: _within(service.door, room, ticket_of(service.door, params))
+        body_bytes, lambda: _within(service.door, room, ticket_of(service.door, params)), params
     )
     if asked.stream is not False:
         parts = _parts(service, ticket, blank, said_as)

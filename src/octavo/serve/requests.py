@@ -15,6 +15,7 @@ from starlette.requests import Request
 from octavo.engine.door import Ticket
 from octavo.engine.params import SamplingParams
 from octavo.errors import InvalidRequest, PayloadTooLarge, RequestError
+from octavo.serve.structured import structured_of
 
 Shape = TypeVar("Shape", bound=msgspec.Struct)
 JsonObject = dict[str, Any]
@@ -30,7 +31,6 @@ NEUTRAL_EVERYWHERE: Neutral = {
     "metadata": ({},),
     "repetition_detection": (),
     "request_id": (),
-    "response_format": ({"type": "text"},),
     "return_prompt_text": (False,),
     "return_token_offsets": (False,),
     "return_tokens_as_token_ids": (False,),
@@ -38,7 +38,6 @@ NEUTRAL_EVERYWHERE: Neutral = {
     "session_id": (),
     "spaces_between_special_tokens": (True,),
     "stream_interval": (1,),
-    "structured_outputs": (),
     "thinking_token_budget": (-1,),
     "truncate_prompt_tokens": (),
     "truncation_side": (),
@@ -53,6 +52,7 @@ ELSEWHERE: Mapping[str, str] = {
     "n_predict": "use max_tokens",
     "num_predict": "use max_tokens",
     "prompt": "POST it to /v1/completions",
+    "response_format": "use text.format of responses, output_config.format of messages",
 }
 """Fields that belong to other servers or endpoints, and what to do instead."""
 
@@ -89,6 +89,14 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     typical_p: float | UnsetType = UNSET
     xtc_probability: float | UnsetType = UNSET
     xtc_threshold: float | UnsetType = UNSET
+    response_format: JsonObject | UnsetType = UNSET
+    structured_outputs: JsonObject | UnsetType = UNSET
+    guided_json: str | JsonObject | UnsetType = UNSET
+    guided_json_object: bool | UnsetType = UNSET
+    guided_regex: str | UnsetType = UNSET
+    guided_choice: tuple[str, ...] | UnsetType = UNSET
+    guided_grammar: str | UnsetType = UNSET
+    guided_whitespace_pattern: str | UnsetType = UNSET
     allowed_token_ids: tuple[int, ...] | UnsetType = UNSET
     bad_words: tuple[str, ...] | UnsetType = UNSET
     max_tokens: int | UnsetType = UNSET
@@ -347,6 +355,8 @@ def _params(fields: SamplingFields, defaults: SamplingParams) -> SamplingParams:
     if isinstance(stop := given.get("stop"), str):
         given["stop"] = (stop,)
     _merge_cache_prompt(given)
+    if (structured := structured_of(given)) is not None:
+        given["structured"] = structured
     return replace(defaults, **given)
 
 

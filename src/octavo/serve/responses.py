@@ -24,6 +24,7 @@ from octavo.serve.requests import (
     NEUTRAL_EVERYWHERE,
     OWN_NAMES,
     Body,
+    JsonObject,
     Names,
     Neutral,
     messages_schema,
@@ -34,6 +35,7 @@ from octavo.serve.requests import (
 )
 from octavo.serve.service import Service
 from octavo.serve.stream import stream_response, while_connected
+from octavo.serve.structured import of_text_format
 from octavo.text.assembler import Ended
 
 NEUTRAL: Neutral = {
@@ -62,14 +64,14 @@ NEUTRAL: Neutral = {
     "service_tier": ("auto", "default"),
     "store": (False,),
     "stream_options": ({}, {"include_obfuscation": False}),
-    "text": ({}, {"format": {"type": "text"}}),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     "truncation": ("disabled",),
 }
+_OTHERS = ("max_tokens", "n", "response_format")
 NAMES: Names = {
     "max_output_tokens": "max_tokens",
-    **{name: ours for name, ours in OWN_NAMES.items() if name not in ("max_tokens", "n")},
+    **{name: ours for name, ours in OWN_NAMES.items() if name not in _OTHERS},
 }
 
 MAX_METADATA = 16
@@ -81,10 +83,17 @@ _OF_ANSWERS = ("annotations", "logprobs")
 """What a part of an answer holds, empty, when it is sent back as it came."""
 
 
+class TextOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the text of an answer must be."""
+
+    format: JsonObject | None = None
+
+
 class ResponseRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body, without the fields of `NAMES`. What `input` holds is checked at the door."""
 
     input: str | list[Any]
+    text: TextOptions | None = None
     include: list[Literal["message.output_text.logprobs"]] | None = None
     top_logprobs: int | None = None
     instructions: str | None = None
@@ -150,12 +159,10 @@ class Incomplete(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
-class TextFormat(msgspec.Struct, frozen=True, kw_only=True):
-    type: str = "text"
-
-
 class TextConfig(msgspec.Struct, frozen=True, kw_only=True):
-    format: TextFormat = TextFormat()
+    """As it was asked."""
+
+    format: JsonObject
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,7 +183,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     previous_response_id: None = None
     store: bool = False
     temperature: float
-    text: TextConfig = TextConfig()
+    text: TextConfig
     tool_choice: str = "auto"
     tools: tuple[()] = ()
     top_p: float
@@ -211,8 +218,10 @@ async def create_response(service: Service, request: Request) -> HTTPResponse:
     asked, params = parse(body, BODY, service.settings.defaults)
     _check_metadata(asked.metadata or {})
     params = _with_logprobs(params, asked)
+    text_format = (asked.text and asked.text.format) or {"type": "text"}
+    params = _formatted(params, text_format)
     model = service.model_named(asked.model)
-    ticket = await service.at_door(len(body), lambda: _ticket(service.door, asked, params))
+    ticket = await service.at_door(len(body), lambda: _ticket(service.door, asked, params), params)
     blank = Response(
         id=f"resp_{ticket.request.id}",
         created_at=int(time.time()),
@@ -221,6 +230,7 @@ async def create_response(service: Service, request: Request) -> HTTPResponse:
         metadata=asked.metadata or {},
         model=model,
         temperature=params.temperature,
+        text=TextConfig(format=text_format),
         top_p=params.top_p,
         user=asked.user,
     )
@@ -256,6 +266,19 @@ def _with_logprobs(params: SamplingParams, asked: ResponseRequest) -> SamplingPa
 
 
 # --- what is asked
+
+
+def _formatted(params: SamplingParams, text_format: JsonObject) -> SamplingParams:
+    structured = of_text_format(text_format)
+    if structured is None:
+        return params
+    if params.structured is not None:
+        raise InvalidRequest(
+            f"{params.structured.called} and text.format both say what the answer must be; send"
+            " one",
+            param="text.format",
+        )
+    return replace(params, structured=structured)
 
 
 def _ticket(door: Door, asked: ResponseRequest, params: SamplingParams) -> Ticket:

@@ -199,9 +199,13 @@ class Service:
             )
         return self.door.speaking(template)
 
-    async def at_door(self, body_bytes: int, work: Callable[[], T]) -> T:
-        """The result of `work` at the door; a large body does not hold up the event loop."""
-        if body_bytes < _LARGE_BODY_BYTES:
+    async def at_door(
+        self, body_bytes: int, work: Callable[[], T], params: SamplingParams | None = None
+    ) -> T:
+        """The result of `work` at the door; a large body, or a grammar that may have to be
+        compiled, does not hold up the event loop."""
+        compiles = params is not None and params.structured is not None
+        if body_bytes < _LARGE_BODY_BYTES and not compiles:
             return work()
         return await asyncio.to_thread(work)
 

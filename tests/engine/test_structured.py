@@ -1,0 +1,305 @@
+"""Structured answers from door to end: masks, forced tokens, ends, and whom they touch."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.engine.noisy import END, GRAMMARS, TOKENIZER, Noisy, Told, likes_to_end
+
+from octavo.core.request import Request
+from octavo.runtime.edits import Edits
+from octavo.text.grammar import Matcher
+from octavo.text.structured import Structured
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "tags": {"type": "array", "items": {"enum": ["the", "name"]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+TIGHT = Structured(json=PERSON, disable_any_whitespace=True)
+FORMS = {
+    "loose": Structured(json=PERSON),
+    "tight": TIGHT,
+    "object": Structured(json_object=True),
+    "regex": Structured(regex=r"[a-f]{3,20}-\d{2}"),
+    "choice": Structured(choice=["name", "names", "na me", "the end"]),
+    "grammar": Structured(grammar='root ::= "so " ("the " | "name ")* "end"'),
+    "tag": Structured(
+        structural_tag={
+            "triggers": ["<f="],
+            "structures": [{"begin": "<f=a>", "schema": PERSON, "end": "</f>"}],
+        }
+    ),
+}
+
+
+def requests(noisy: Noisy) -> list[Request]:
+    """Of each form, greedy and drawn, with other edits beside it."""
+    asked = []
+    for name, form in FORMS.items():
+        asked += [
+            noisy.ask(f"{name} greedy", structured=form, temperature=0, max_tokens=60),
+            noisy.ask(f"{name} drawn", structured=form, seed=3, max_tokens=60),
+            noisy.ask(
+                f"{name} penalised",
+                structured=form,
+                seed=4,
+                max_tokens=60,
+                repetition_penalty=1.3,
+                presence_penalty=0.5,
+                bad_words=["the"] if name == "object" else [],
+                dry_multiplier=0.5,
+                logit_bias={40: 2.0},
+            ),
+        ]
+    return asked
+
+
+def plain(noisy: Noisy) -> list[Request]:
+    return [
+        noisy.ask("plain greedy", temperature=0, max_tokens=60),
+        noisy.ask("plain drawn", seed=5, max_tokens=60),
+        noisy.ask("plain penalised", seed=6, max_tokens=60, frequency_penalty=1.0),
+    ]
+
+
+def alone(asked: Request, **noisy: object) -> dict[str, Told]:
+    return Noisy(**noisy).answers(asked)  # type: ignore[arg-type]
+
+
+def test_neighbours_are_not_touched_and_do_not_touch() -> None:
+    noisy = Noisy()
+    everybody = [*requests(noisy), *plain(noisy)]
+    together = noisy.answers(*everybody)
+    for request in everybody:
+        assert alone(request)[request.id] == together[request.id]
+    backwards = Noisy().answers(*reversed(everybody))
+    assert backwards == together
+
+
+@pytest.mark.parametrize(
+    ("sizes", "preempts"),
+    [
+        ({"tokens": 3, "sequences": 3}, False),
+        ({"tokens": 16, "sequences": 8, "blocks": 14}, True),
+        ({"tokens": 64, "sequences": 24, "blocks": 28}, True),
+    ],
+    ids=["chunked", "preempted", "crowded"],
+)
+def test_chunks_and_preemptions_change_nothing(sizes: dict[str, int], preempts: bool) -> None:
+    """A row is bound to another request again and again, and its matcher with it."""
+    noisy = Noisy(**sizes)  # type: ignore[arg-type]
+    asked = requests(noisy)
+    told = noisy.answers(*asked)
+    assert told == Noisy().answers(*asked)
+    assert bool(noisy.engine.status().preemptions) == preempts
+
+
+def test_a_restart_goes_on_in_the_grammar_wherever_it_was() -> None:
+    """Also in the middle of a run of forced tokens, and when all was said but the end."""
+    noisy, other = Noisy(), Noisy()
+    for request in requests(noisy):
+        whole = noisy.answers(request)[request.id]
+        for count in range(1, len(whole.tokens) + 1):
+            again = replace(request, emitted=whole.tokens[:count])
+            rest = other.answers(again)[request.id]
+            if rest.reason != "stop" or rest.stop_id is None or count < len(whole.tokens):
+                assert whole.tokens[:count] + rest.tokens == whole.tokens
+            assert rest.reason == whole.reason
+
+
+def test_branches_are_answers_of_their_own() -> None:
+    noisy = Noisy()
+    asked = noisy.ask("branches", structured=TIGHT, n=5, seed=9)
+    told = noisy.answers(asked)
+    assert len({answer.text for answer in told.values()}) > 1
+    for number, own in enumerate(asked.split()):
+        name = f"branches#{number}" if number else "branches"
+        assert alone(own)[name] == told[name]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forced_tokens_are_those_that_would_be_drawn(form: str) -> None:
+    """With log-probabilities each token is computed: the same tokens, in more steps."""
+    noisy, slowly = Noisy(), Noisy()
+    for seed in range(20):
+        fields = {"structured": FORMS[form], "seed": seed, "max_tokens": 60}
+        told = noisy.answers(noisy.ask("a", **fields))["a"]
+        drawn = slowly.answers(slowly.ask("a", **fields, logprobs=0))["a"]
+        assert (told.tokens, told.reason) == (drawn.tokens, drawn.reason)
+    assert noisy.steps <= slowly.steps
+    if form == "tight":
+        assert noisy.steps < 0.8 * slowly.steps
+
+
+def test_the_steps_of_a_forced_answer_are_few() -> None:
+    """One token is drawn, all others follow; the answer ends with them, without an end token."""
+    noisy = Noisy()
+    asked = noisy.ask("a", structured=Structured(choice=["the name of the name"]))
+    told = noisy.answers(asked)["a"]
+    assert told.text == "the name of the name"
+    assert (told.reason, told.stop_id, noisy.steps) == ("stop", None, 1)
+    assert told.logprobs[1:] == (0.0,) * (len(told.tokens) - 1)
+
+
+def test_log_probabilities_are_those_of_the_model_if_they_are_asked_for() -> None:
+    noisy = Noisy()
+    asked = noisy.ask("a", structured=TIGHT, logprobs=0)
+    told = noisy.answers(asked)["a"]
+    tokens = [*asked.prompt, *told.tokens]
+    for place, score in enumerate(told.logprobs, len(asked.prompt)):
+        logits = noisy.network.of(tokens[place - 1], place - 1).astype(np.float64)
+        expected = logits[tokens[place]] - np.log(np.exp(logits).sum())
+        assert score == pytest.approx(expected, abs=1e-4)
+
+
+def test_b092_whitespace_has_an_end() -> None:
+    """The network wants nothing but line breaks and spaces."""
+
+    def blank(piece: bytes) -> float:
+        return 99.0 if piece and not piece.strip(b" \n\t\r") else likes_to_end(piece)
+
+    noisy = Noisy(likes=blank)
+    nested = {"type": "array", "items": PERSON, "minItems": 1, "maxItems": 2}
+    outer = {"type": "object", "properties": {"a": nested}, "required": ["a"]}
+    schema = Structured(json=outer | {"additionalProperties": False})
+    longest = []
+    for form in (Structured(json_object=True), schema):
+        for temperature in (0.0, 1.0):
+            asked = noisy.ask("a", structured=form, temperature=temperature, max_tokens=1500)
+            told = noisy.answers(asked)["a"]
+            outside = "x".join(told.text.split('"')[::2])
+            longest.append(max(map(len, _blanks(outside))))
+            if form is schema:  # free text may be blank for ever
+                assert told.reason == "stop"
+                json.loads(told.text)
+    assert 20 < max(longest) <= 34
+    within = noisy.answers(noisy.ask("a", structured=Structured(regex='"[ \n]{60}"')))["a"]
+    assert len(within.text) == 62, "what is no JSON has as much as it says"
+
+
+def _blanks(text: str) -> list[list[str]]:
+    runs: list[list[str]] = [[]]
+    for character in text:
+        if character.isspace():
+            runs[-1].append(character)
+        elif runs[-1]:
+            runs.append([])
+    return runs
+
+
+def test_b094_a_cut_answer_says_so_and_is_a_beginning() -> None:
+    noisy = Noisy()
+    long = Structured(json={"type": "string", "minLength": 100})
+    for form, most in ((long, 10), (TIGHT, 1), (TIGHT, 2), (TIGHT, 5)):
+        asked = noisy.ask("a", structured=form, max_tokens=most)
+        told = noisy.answers(asked)["a"]
+        assert (told.reason, len(told.tokens)) == ("length", most)
+        grammar = asked.sampling.grammar
+        assert grammar is not None
+        matcher = GRAMMARS.matcher(grammar, told.tokens, frozenset({END}))
+        assert not matcher.error
+        assert not matcher.ended
+
+
+def test_what_is_complete_with_its_last_token_has_stopped() -> None:
+    """The limit and the end of the grammar meet: it is whole, and the reason says length, as it
+    does where an end token would have come next."""
+    noisy = Noisy()
+    whole = noisy.answers(noisy.ask("a", structured=TIGHT, logprobs=0))["a"]
+    asked = noisy.ask("a", structured=TIGHT, logprobs=0, max_tokens=len(whole.tokens))
+    told = noisy.answers(asked)["a"]
+    assert told.tokens == whole.tokens
+    json.loads(told.text)
+
+
+def test_a_complete_answer_ends_whatever_min_tokens_says() -> None:
+    noisy = Noisy()
+    for more in ({}, {"ignore_eos": True}, {"logprobs": 0}):
+        asked = noisy.ask("a", structured=Structured(regex="abc"), min_tokens=50, **more)
+        told = noisy.answers(asked)["a"]
+        assert (told.text, told.reason, told.stop_id) == ("abc", "stop", None)
+
+
+def test_before_min_tokens_an_answer_that_may_go_on_does() -> None:
+    noisy = Noisy(likes=lambda piece: 0.0)
+    form = Structured(regex="(ab)*")
+    short = noisy.answers(noisy.ask("a", structured=form, logit_bias={END: 50}, max_tokens=40))["a"]
+    asked = noisy.ask("a", structured=form, logit_bias={END: 50}, max_tokens=40, min_tokens=11)
+    long = noisy.answers(asked)["a"]
+    assert (short.text, short.stop_id) == ("", END)
+    assert (long.text, long.stop_id) == ("ab" * 6, END), "it ends where it may: after ab, not a"
+
+
+def test_with_ignore_eos_only_the_grammar_ends_an_answer() -> None:
+    noisy = Noisy(likes=lambda piece: 0.0)
+    fields = {"structured": Structured(regex="(ab){0,9}"), "logit_bias": {END: 50}}
+    told = noisy.answers(noisy.ask("a", **fields, ignore_eos=True))["a"]
+    assert (told.text, told.reason, told.stop_id) == ("ab" * 9, "stop", None)
+    assert END not in told.tokens
+
+
+def test_an_own_stop_token_ends_an_answer_in_the_middle() -> None:
+    """Also where it would be forced: then it is drawn."""
+    noisy = Noisy()
+    (colon,) = TOKENIZER.encode(":", parse_special=False, add_special=False)
+    asked = noisy.ask("a", structured=TIGHT, stop_token_ids=[colon])
+    told = noisy.answers(asked)["a"]
+    assert (told.text, told.reason, told.stop_id) == ('{"name"', "stop", colon)
+
+
+def test_a_row_of_which_nothing_may_be_drawn_fails_alone() -> None:
+    noisy = Noisy()
+    stuck = noisy.ask("stuck", structured=Structured(regex="name"), bad_words=["n", "na", "name"])
+    assert stuck.sampling.grammar is not None
+    others = [*plain(noisy), noisy.ask("tight", structured=TIGHT)]
+    told = noisy.answers(stuck, *others)
+    assert told["stuck"].reason == "error"
+    assert "masked" in told["stuck"].message
+    for request in others:
+        assert told[request.id] == alone(request)[request.id]
+        assert told[request.id].reason != "error"
+
+
+def test_a_grammar_that_breaks_in_a_step_ends_its_request_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As when a limit of llguidance is reached; the third mask of this one."""
+    noisy, checked = Noisy(), []
+    broken = noisy.ask("broken", structured=Structured(regex="[a-z]{40}"))
+    others = [*plain(noisy), noisy.ask("tight", structured=TIGHT)]
+    whole = {name: told for one in others for name, told in alone(one).items()}
+    real = Matcher.check
+    marked: list[Matcher] = []
+    bound = Edits.of.__func__  # type: ignore[attr-defined]
+
+    def of(cls, bind, grammars=None):  # type: ignore[no-untyped-def]
+        edits = bound(cls, bind, grammars)
+        if bind.request.id == "broken":
+            marked.append(edits.matcher)
+        return edits
+
+    def check(self: Matcher) -> None:
+        checked.append(self)
+        if self in marked and checked.count(self) == 3:
+            self.fail()
+        real(self)
+
+    monkeypatch.setattr(Edits, "of", classmethod(of))
+    monkeypatch.setattr(Matcher, "check", check)
+    told = noisy.answers(broken, *others)
+    assert told["broken"].reason == "error"
+    assert len(told["broken"].tokens) == 2
+    assert {name: answer for name, answer in told.items() if name != "broken"} == whole
+
+
+def test_a_request_without_a_grammar_begins_no_thread() -> None:
+    noisy = Noisy()
+    noisy.answers(*plain(noisy))
+    assert noisy.engine._runner._masks._threads is None  # type: ignore[attr-defined]

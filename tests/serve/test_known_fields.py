@@ -111,7 +111,12 @@ def test_a_field_is_honoured_or_refused(
 
 @pytest.mark.parametrize("path", FIELDS)
 def test_a_field_that_nobody_knows_is_refused_too(http: httpx.Client, path: str) -> None:
-    for field in ("detokenize", "skip_reading_prefix_cache", "extra_args", "guided_json"):
+    for field in (
+        "detokenize",
+        "skip_reading_prefix_cache",
+        "extra_args",
+        "guided_decoding_backend",
+    ):
         param, message = error_of(http.post(path, json=BODIES[path] | {field: True}))
         assert param == field
         assert message.startswith(f"the field {field} is not known here")

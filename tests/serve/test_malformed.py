@@ -31,7 +31,15 @@ VALID: dict[str, dict[str, Any]] = {
 READ: dict[str, Body[Any]] = {
     one.path: one.reads[0] for one in ENDPOINTS if one.path in VALID and one.method == "POST"
 }
-OBJECTS = {"metadata", "logit_bias", "cache_control", "stream_options", "options"}
+OBJECTS = {
+    "cache_control",
+    "format",
+    "guided_json",
+    "logit_bias",
+    "metadata",
+    "options",
+    "stream_options",
+}
 HUGE: dict[str, tuple[Any, ...]] = {
     "temperature": (1e300, -1e300, 10**40),
     "top_p": (1e9, -1.0),

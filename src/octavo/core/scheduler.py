@@ -368,7 +368,9 @@ class Scheduler:
             sequence.settle()
         if ending is not None:
             return (*events, self._end(sequence, *ending, now))
-        if sequence.computed > sequence.common and not sequence.runs:  # all tokens it had at first, in this epoch
+        if (
+            sequence.computed > sequence.common and not sequence.runs
+        ):  # all tokens it had at first, in this epoch
             event = self.manager.next_event(sequence)
             sequence.next_event = min(event, sequence.last_position)
         return tuple(events)

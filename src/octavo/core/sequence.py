@@ -144,8 +144,7 @@ class Sequence:
         self._begin()
         self.tables = tuple(BlockTable(block_size) for _ in range(groups))
         self.prefixes: list[Prefix] = []
-        self.runs = request.sampling.grammar is not None
-        """A step may bring several tokens at once, without drafts."""
+        self.runs = request.sampling.grammar is not None  # several tokens a step, without drafts
         self.private = False
         """Nothing that it computes is published: it began before the cache was flushed."""
         self.pinned = len(request.pins) if number else 0

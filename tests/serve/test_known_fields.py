@@ -143,6 +143,7 @@ ELSEWHERE: dict[str, dict[str, Any]] = {
     "/tokenize": {"prompt": "Hello"},
     "/detokenize": {"tokens": [100]},
     "/debug/cache": {"messages": HELLO},
+    "/admin/drain": {},
 }
 QUIET = {"/api/chat": {"stream": False}, "/api/generate": {"stream": False}}
 

@@ -14,7 +14,7 @@ block that only transfers own is fenced.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,6 +31,18 @@ class Taken(NamedTuple):
 
     blocks: tuple[int, ...]
     evicted: tuple[int, ...]
+
+
+class Books(NamedTuple):
+    """What the pool writes down, to be read at once and not kept: by block the number of owners,
+    of holds among them, and of transfers; and who has no owner, those cached the first to be
+    evicted first."""
+
+    references: Sequence[int]
+    holds: Sequence[int]
+    transfers: Mapping[int, int]
+    free: Collection[int]
+    cached: Collection[int]
 
 
 class BlockPool:
@@ -197,3 +209,9 @@ class BlockPool:
     def states(self) -> tuple[frozenset[int], frozenset[int], frozenset[int]]:
         """(free, cached, fenced), for audits."""
         return frozenset(self._free), frozenset(self._cached), frozenset(self._fenced)
+
+    def books(self) -> Books:
+        """All states at once, for those who show them."""
+        return Books(
+            self._references, self._holds, self._transfers, self._free, self._cached.keys()
+        )

@@ -219,6 +219,10 @@ class PrefixCache:
     def publishes(self, block: int) -> bool:
         return block in self._by_block
 
+    def node_of(self, block: int) -> tuple[Prefix, int] | None:
+        """What a block is published as, and its layer group."""
+        return self._by_block.get(block)
+
     def forget(self, block: int, fate: Fate) -> None:
         """Let nobody find `block` any more, and remember why, for a while.
 

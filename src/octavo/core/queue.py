@@ -11,7 +11,8 @@ depends on the time, need not sort them anew: it compares the first of each lane
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from itertools import chain
+from heapq import merge
+from itertools import chain, islice
 from math import inf
 
 from octavo.core.budget import Limits
@@ -50,6 +51,14 @@ class Waiting:
         lane = self._lanes.get(_lane_of(sequence), [])
         index = bisect_left(lane, _place(sequence), key=_place)
         return index < len(lane) and lane[index] is sequence
+
+    def foremost(self, count: int) -> list[Sequence]:
+        """At most `count`: those aside, then by priority and place in the lane.
+
+        Cost     O(lanes + count · log lanes).
+        """
+        lanes = merge(*self._lanes.values(), key=lambda one: (one.request.priority, _place(one)))
+        return list(islice(chain(self._aside, lanes), count))
 
     def heads(self) -> Iterator[Sequence]:
         """The first of each lane."""

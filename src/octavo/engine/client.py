@@ -14,6 +14,7 @@ from octavo.engine.engine import EngineStatus
 from octavo.engine.ledger import DIED, KILLED, Key, Ledger
 from octavo.engine.limits import named
 from octavo.engine.mailbox import Mailbox
+from octavo.engine.showing import BlockShown, PoolShown
 from octavo.engine.wire import (
     ANSWERS,
     Ask,
@@ -26,6 +27,8 @@ from octavo.engine.wire import (
     News,
     Question,
     Reply,
+    ShowBlock,
+    ShowPool,
     decode,
     error_of,
 )
@@ -207,6 +210,22 @@ class AsyncClient:
         """
         account: Account | None = await self._ask(FindAccount(name))
         return account
+
+    async def show_pool(self, *, most: int) -> PoolShown:
+        """Every block, all that run, and at most so many of those that wait.
+
+        Raises   EngineStopped.
+        """
+        shown: PoolShown = await self._ask(ShowPool(most))
+        return shown
+
+    async def show_block(self, block: int) -> BlockShown:
+        """What there is to say about one block.
+
+        Raises   InvalidRequest: there is no such block. EngineStopped.
+        """
+        shown: BlockShown = await self._ask(ShowBlock(block))
+        return shown
 
     async def _ask(self, question: Question) -> Any:
         """The answer; one that died with the engine is asked of the next."""

@@ -7,6 +7,7 @@ from functools import partial
 from octavo.core.events import Event, Finished, PromptScored, Refused, Token
 from octavo.core.request import Request
 from octavo.engine.engine import Engine
+from octavo.engine.showing import show_block, show_pool
 from octavo.engine.wire import (
     Ask,
     Cancel,
@@ -19,6 +20,8 @@ from octavo.engine.wire import (
     News,
     Question,
     Reply,
+    ShowBlock,
+    ShowPool,
     Stop,
     Submit,
     encode,
@@ -132,6 +135,10 @@ class Crank:
             case FindAccount(name):
                 life = self._lives.find(name)
                 return None if life is None else account(life, self._lives.started_s or 0.0)
+            case ShowPool(most):
+                return show_pool(self.engine, self._lives, most=most)
+            case ShowBlock(block):
+                return show_block(self.engine, self._lives, block)
 
 
 def _is_named(name: str, request: Request, _: object) -> bool:

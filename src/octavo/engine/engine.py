@@ -114,6 +114,10 @@ class Engine:
     def idle(self) -> bool:
         return self.scheduler.idle
 
+    def now(self) -> float:
+        """The time on its clock."""
+        return self._clock()
+
     def submit(self, request: Request) -> tuple[Event, ...]:
         call = Submit(self._clock(), request)
         events = self.scheduler.submit(request, call.now)

@@ -18,6 +18,7 @@ from octavo.core.budget import Limits
 from octavo.core.events import CancelReason, Explanation, Finished, PromptScored, Refused, Token
 from octavo.core.request import Request
 from octavo.engine.engine import EngineStatus
+from octavo.engine.showing import BlockShown, PoolShown
 from octavo.errors import EngineError, OctavoError
 from octavo.observe.explain import Account
 from octavo.resolve import Resolved
@@ -63,7 +64,19 @@ class FindAccount(msgspec.Struct, frozen=True, tag=True, array_like=True):
     name: str
 
 
-Question = ChangeLimits | Flush | Explain | ListAccounts | FindAccount
+class ShowPool(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Answered by every block, and by at most so many of those that wait."""
+
+    most: int
+
+
+class ShowBlock(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Answered by what there is to say about one block."""
+
+    block: int
+
+
+Question = ChangeLimits | Flush | Explain | ListAccounts | FindAccount | ShowPool | ShowBlock
 """What the engine is asked about itself, not for a request."""
 
 ANSWERS: dict[type, Any] = {
@@ -72,6 +85,8 @@ ANSWERS: dict[type, Any] = {
     Explain: Explanation,
     ListAccounts: tuple[Account, ...],
     FindAccount: Account | None,
+    ShowPool: PoolShown,
+    ShowBlock: BlockShown,
 }
 """The type of the answer to each question."""
 

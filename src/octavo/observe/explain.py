@@ -23,6 +23,7 @@ from octavo.observe.lives import (
     Drew,
     Filled,
     Life,
+    Lives,
     Moment,
     Phase,
     Relimited,
@@ -138,15 +139,39 @@ def _state(life: Life) -> str:
     return life.phase
 
 
+def reason(lives: Lives, name: str) -> tuple[Phase, str]:
+    """Where a live request is, and why: the last thing that was decided about it, and what it waits
+    for."""
+    newest = lives.newest(name)
+    if newest is None:
+        return "waiting", ""
+    phase, moments = newest
+    said = [_newest_words(one, name) for one in moments if not isinstance(one.what, Arrived)]
+    return phase, "; ".join(said) or "waits for the next step"
+
+
+def _newest_words(moment: Moment, name: str) -> str:
+    match moment.what:
+        case Waited(behind, "prefix", missing):
+            alike = f"{_count(missing, 'token')} that both begin with"
+            return f"waits for {behind}, which computes {alike}"
+        case Waited(behind, limit, missing):
+            where = f"waits behind {behind}" if behind else "first in the queue"
+            return f"{where}: {_short_of(limit, missing)}" if limit else "waits for the next step"
+        case Deferred(_, limit, missing):
+            return f"stands still: {_short_of(limit, missing)}"
+    return _words(moment.what, name, moment.at_s, moment.until_s - moment.at_s)
+
+
 # --- words
 
 
 def _sentence(moment: Moment, life: Life) -> Sentence:
     at_s, for_s = moment.at_s - life.arrived_s, moment.until_s - moment.at_s
-    return Sentence(at_s, for_s, _words(moment.what, life, moment.at_s, for_s))
+    return Sentence(at_s, for_s, _words(moment.what, life.id, moment.at_s, for_s))
 
 
-def _words(what: What, life: Life, now: float, for_s: float) -> str:
+def _words(what: What, own: str, now: float, for_s: float) -> str:
     match what:
         case Arrived(running, waiting):
             return f"arrived; {running} were running, {waiting} waiting"
@@ -169,7 +194,7 @@ def _words(what: What, life: Life, now: float, for_s: float) -> str:
         case Reused(blocks):
             return f"{_count(blocks, 'cached block')} evicted to make room for it"
         case Preempted():
-            return _preempted(what, life)
+            return _preempted(what, own)
         case Pinned(_, name, blocks):
             return f"its beginning stays cached: {_count(blocks, 'block')} pinned as {name}"
         case PinRefused():
@@ -264,8 +289,8 @@ def cache_summary(told: Explanation) -> str:
     return f"{tokens}; {fares(first, told.asked_s)}"
 
 
-def _preempted(what: Preempted, life: Life) -> str:
-    if what.request_id != life.id:
+def _preempted(what: Preempted, own: str) -> str:
+    if what.request_id != own:
         return f"needed room: {what.request_id} yielded {_count(what.blocks_released, 'block')}"
     if what.mode == "swap":
         fate = f"{what.blocks_moved:,} moved to the swap space"

@@ -195,7 +195,7 @@ def _merged(before: What, now: What) -> What | None:
 class Lives:
     """An observer. Keeps every request that is live and, of the others, the last `ended`.
 
-    Cost     a few microseconds a step; O(1) a span and nothing a decoded token besides.
+    Cost     a few microseconds a step; O(1) a span and a new block, nothing a token besides.
     """
 
     def __init__(self, *, ended: int | None = 256) -> None:
@@ -212,6 +212,8 @@ class Lives:
         """Since when who waits for another to compute its beginning."""
         self._queue: deque[Moment] = deque(maxlen=None if ended is None else 4096)
         """What the head of the queue waited for."""
+        self._given_s: dict[int, float] = {}
+        """When each block was last given to a request."""
         self._lock = threading.Lock()
         self.started_s: float | None = None
 
@@ -239,6 +241,30 @@ class Lives:
         with self._lock:
             life = self._lives.get(request_id) or self._ended.get(request_id)
             return None if life is None else self._with_waiting(life.copy())
+
+    def newest(self, name: str) -> tuple[Phase, tuple[Moment, ...]] | None:
+        """The phase of the live request that decisions call `name`, and its newest moments: the
+        last decision about it, then what it waits for. None if there is no such request.
+
+        Cost     O(1): not the whole story, for those who look at many often.
+        """
+        with self._lock:
+            life = self._lives.get(name)
+            if life is None:
+                return None
+            told = (
+                one for one in reversed(life.moments) if not isinstance(one.what, Filled | Drew)
+            )
+            moments = [next(told)]  # the first one says that it arrived
+            if life.row < 0:
+                cause = self._aside.get(name) or (self._queue[-1] if self._queue else None)
+                if cause is not None and cause.until_s >= life.arrived_s:
+                    moments.append(_named_self(cause, name))
+            return life.phase, tuple(moments)
+
+    def given_s(self, block: int) -> float | None:
+        """When a block was last given to a request, as a new one or as one that was found."""
+        return self._given_s.get(block)
 
     def find(self, name: str) -> Life | None:
         """The request of this id, of the id in its API answer, or the only one that begins so.
@@ -299,6 +325,7 @@ class Lives:
         for write in plan.writes:
             stop = write.index + len(write.blocks)
             self._rows[write.row].cover(write.group, write.index, stop, now)
+            self._given_s.update(dict.fromkeys(write.blocks, now))
         for span in plan.spans:
             life = self._rows[span.row]
             if span.samples:

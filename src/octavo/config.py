@@ -318,6 +318,7 @@ class EngineConfig:
         "address of a collector to which a span of each request is sent, as http://127.0.0.1:4318;"
         " needs octavo[otel] (default: none)",
     )
+    web: bool = _setting(True, "switch", "serve the page at /: a chat and the live block pool")
     log_level: LogLevel = _setting("info", "text", "how much is logged", choices=get_args(LogLevel))
     log_format: LogFormat = _setting(
         "text",

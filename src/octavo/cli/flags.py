@@ -37,6 +37,7 @@ SERVER_ONLY = frozenset(
         "otlp_endpoint",
         "log_level",
         "log_format",
+        "web",
     }
 )
 

@@ -18,11 +18,14 @@ from octavo.serve import (
     chat,
     completions,
     debug,
+    frame,
     health,
     messages,
     models,
     ollama,
     ollama_models,
+    page,
+    pool,
     responses,
     tokenize,
 )
@@ -153,9 +156,21 @@ ENDPOINTS = (
         reads=[chat.BODY, completions.BODY],
         answers=cache.Explained,
     ),
+    Endpoint(path="/debug/history", handler=pool.show_history, answers=pool.Recent),
+    Endpoint(path="/debug/pool", handler=pool.show_pool, answers=frame.Pool),
+    Endpoint(path="/debug/pool/blocks/{block:int}", handler=pool.show_block, answers=pool.Block),
     Endpoint(path="/debug/requests", handler=debug.list_requests, answers=debug.Accounts),
     Endpoint(path="/debug/requests/{id}", handler=debug.show_request, answers=debug.Told),
 )
+
+"""What an OpenAPI document describes."""
+
+PAGE = (
+    Endpoint(path="/", handler=page.show_page, answers=None),
+    Endpoint(path="/web/{name}", handler=page.show_file, answers=None),
+    Endpoint(path="/debug/pool/frame", handler=pool.show_frame, answers=None),
+)
+"""What only browsers ask for."""
 
 
 def create_app(
@@ -179,12 +194,13 @@ def create_app(
     )
     routes = [
         Route(place, _endpoint(service, one.handler), methods=[one.method])
-        for one in (*ENDPOINTS, described)
+        for one in (*ENDPOINTS, described, *(PAGE if settings.web else ()))
         for place in _places(one.path)
     ]
     app = Starlette(routes=routes, exception_handlers=HANDLERS)
     app.state.metrics = metrics
     app.state.service = service
+    app.state.history = service.history
     if tracing is not None:
         app.add_middleware(CallerKept)
     if settings.keyring is not None:

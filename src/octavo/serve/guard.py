@@ -15,6 +15,8 @@ from octavo.serve.errors import on_octavo_error
 from octavo.serve.keys import Keyring, Permit, Right, Visit, offered
 
 RIGHTS: Mapping[str, Right] = {
+    "/": "open",
+    "/web/{name}": "open",
     "/health": "open",
     "/health/live": "open",
     "/health/ready": "open",

@@ -31,7 +31,7 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
 async def show_health(service: Service, request: Request) -> Response:
     """200 while new requests are taken and the engine makes progress, else 503."""
     state = service.client.status()
-    status = _status(service)
+    status = status_of(service)
     code = 200 if status == "ok" else 503
     if "metrics" not in service.visit.permit.rights:
         return json_response(Health(status=status), code)
@@ -48,17 +48,18 @@ async def show_health(service: Service, request: Request) -> Response:
 
 async def show_live(service: Service, request: Request) -> Response:
     """503 when only another server would help: the engine is stuck, or will not come again."""
-    status = _status(service)
+    status = status_of(service)
     return json_response(Health(status=status), 503 if status in ("dead", "stalled") else 200)
 
 
 async def show_ready(service: Service, request: Request) -> Response:
     """503 when requests should go elsewhere for now."""
-    status = _status(service)
+    status = status_of(service)
     return json_response(Health(status=status), 200 if status == "ok" else 503)
 
 
-def _status(service: Service) -> str:
+def status_of(service: Service) -> str:
+    """`Health.status` as it is now."""
     if service.client.draining:
         return "draining"
     if not service.client.alive:

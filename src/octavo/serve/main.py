@@ -29,6 +29,7 @@ from octavo.observe.tracing import Tracing, tracing_to
 from octavo.observe.vllm import cache_facts
 from octavo.resolve import Resolved, settings_line
 from octavo.serve.app import create_app
+from octavo.serve.history import remember
 from octavo.serve.protection import Protection
 from octavo.serve.reporting import report
 from octavo.serve.service import AboutModel, ServeSettings, Service
@@ -130,6 +131,7 @@ async def _serve(
             version=__version__,
             about=about(prepared.opened.spec, resolved),
             cache_facts=cache_facts(config, resolved),
+            web=config.web,
             stall_s=resolved.stall_s / 2 or UNSUPERVISED_STALL_S,
             keyring=protection.keyring,
             allowed_origins=config.allowed_origins,
@@ -167,6 +169,7 @@ async def _serve(
         _announce(resolved.served_model_name, door, listener, protection)
         beside: tuple[Coroutine[Any, Any, None], ...] = (
             _end_without_engine(client, server),
+            remember(app.state.history, client.status),
             _end_when_asked(settings.stop_asked, server),
             report(app.state.metrics, client.status),
         )

@@ -16,6 +16,7 @@ from octavo.core.request import Request
 from octavo.engine.door import Door, Ticket
 from octavo.engine.engine import EngineStatus
 from octavo.engine.params import SamplingParams
+from octavo.engine.showing import BlockShown, PoolShown
 from octavo.errors import (
     DeadlineExceeded,
     EngineError,
@@ -32,14 +33,18 @@ from octavo.observe.explain import Account
 from octavo.observe.metrics import Metrics
 from octavo.observe.tracing import Outcome, Tracing
 from octavo.serve.departures import Departures
+from octavo.serve.history import History
 from octavo.serve.keys import Keyring, Visit
 from octavo.serve.tracing import caller
+from octavo.serve.watch import Watch
 from octavo.text.assembler import Delta, Ended
 from octavo.units import KIB, MIB
 
 Item = Delta | Ended
 T = TypeVar("T")
 
+MOST_WAITING = 200
+"""Of those that wait, so many are shown."""
 _LARGE_BODY_BYTES = 64 * KIB
 """A body of this size takes milliseconds to tokenise."""
 
@@ -69,6 +74,10 @@ class Client(Protocol):
     async def accounts(self) -> tuple[Account, ...]: ...
 
     async def find_account(self, name: str) -> Account | None: ...
+
+    async def show_pool(self, *, most: int) -> PoolShown: ...
+
+    async def show_block(self, block: int) -> BlockShown: ...
 
     def stream(self, ticket: Ticket) -> AsyncGenerator[Item, None]: ...
 
@@ -102,6 +111,8 @@ class ServeSettings:
     stall_s: float = 60.0
     cache_facts: Mapping[str, str] = field(default_factory=dict)
     """What the metrics tell of the pool."""
+    web: bool = True
+    """Whether there is a page at /."""
     keyring: Keyring | None = None
     """The API keys, one of which every request must have. None: there are none."""
     allowed_origins: tuple[str, ...] = ()
@@ -157,6 +168,8 @@ class Service:
         self.settings = settings
         self.metrics = metrics
         self._tracing = tracing
+        self.watch = Watch(lambda: client.show_pool(most=MOST_WAITING), client.status)
+        self.history = History(metrics)
         self.started_at = int(time.time())
         self.visit = Visit()
         self._clock = clock

@@ -1,7 +1,6 @@
 """The view says what the books say: in random runs, block by block."""
 
 from collections import Counter
-from dataclasses import replace
 from random import Random
 from struct import unpack
 

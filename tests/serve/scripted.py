@@ -11,6 +11,7 @@ from functools import partial
 import uvicorn
 from tests.text.vocabulary import metadata_of
 
+from octavo.core.block_manager import BlockManager
 from octavo.core.budget import Ceilings, Limits
 from octavo.core.events import (
     Explanation,
@@ -23,9 +24,11 @@ from octavo.core.events import (
     Token,
 )
 from octavo.core.request import Request
+from octavo.core.scheduler import Scheduler
 from octavo.engine.door import Door, Ticket
-from octavo.engine.engine import EngineStatus
+from octavo.engine.engine import Engine, EngineStatus
 from octavo.engine.limits import changed
+from octavo.engine.showing import BlockShown, PoolShown, show_block, show_pool
 from octavo.observe.buckets import STEP_TOKENS, TOKEN_S
 from octavo.observe.explain import Account, account
 from octavo.observe.histogram import nothing
@@ -34,6 +37,7 @@ from octavo.observe.tracing import Tracing
 from octavo.serve.app import create_app
 from octavo.serve.protocol import BoundedProtocol, Bounds
 from octavo.serve.service import AboutModel, ServeSettings
+from octavo.simulate.oracle import OracleRunner
 from octavo.text.assembler import Delta, Ended
 from octavo.text.tokenizer import Tokenizer
 from octavo.units import ceil_div
@@ -127,6 +131,13 @@ class Script:
     fail_at: int = 0
 
 
+def idle_engine() -> Engine:
+    """One that nobody asks to compute anything."""
+    limits = Limits(sequences=4, tokens=16)
+    oracle = OracleRunner(blocks=16, block_size=4, vocabulary=97)
+    return Engine(Scheduler(BlockManager(blocks=16, block_size=4), limits), oracle)
+
+
 class ScriptedClient:
     """Answers each prompt with the script's text, a token a byte, then the end token.
 
@@ -145,6 +156,7 @@ class ScriptedClient:
         self.restarting = False
         self.state = IDLE
         self.lives = Lives()
+        self.engine = idle_engine()
 
     def drain(self, on: bool = True) -> None:
         self.draining = on
@@ -173,6 +185,12 @@ class ScriptedClient:
     async def find_account(self, name: str) -> Account | None:
         life = self.lives.find(name)
         return None if life is None else account(life, self.lives.started_s or 0.0)
+
+    async def show_pool(self, *, most: int) -> PoolShown:
+        return show_pool(self.engine, self.lives, most=most)
+
+    async def show_block(self, block: int) -> BlockShown:
+        return show_block(self.engine, self.lives, block)
 
     async def stream(self, ticket: Ticket) -> AsyncGenerator[Delta | Ended, None]:
         request = ticket.request

@@ -61,7 +61,7 @@ def test_a_declared_length_is_enough(served: Served) -> None:
         assert connection.recv(100).startswith(b"HTTP/1.1 413")
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/complete", "/v2/completions", "/v1/models/x"])
+@pytest.mark.parametrize("path", ["/v1", "/v1/complete", "/v2/completions", "/v1/models/x"])
 def test_unknown_paths(http: httpx.Client, path: str) -> None:
     code = "model_not_found" if path.endswith("/x") else "not_found"
     assert error_of(http.get(path), 404)["code"] == code

@@ -106,12 +106,13 @@ def test_every_route_is_denied_unless_it_is_listed_as_open(visited: httpx.Client
     """The real route table, without a key and with one that is not known."""
     for route in routes_of_an_app():
         path = route.path.replace("{id}", "x").replace("{name:path}", "scripted")
+        path = path.replace("{name}", "main.js").replace("{block}", "1")
         for method in route.methods or ():
             for headers in ({}, bearer("sk-wrong"), {"x-api-key": "sk-wrong"}):
                 response = visited.request(method, path, headers=headers)
                 wanted = 200 if listed_right(route.path) == "open" else 401
                 assert response.status_code == wanted, (method, path)
-    for path in ("/", "/nothing", "/v1/models/", "//health", "/health/", "/HEALTH", "/admin"):
+    for path in ("/nothing", "/v1/models/", "//health", "/health/", "/HEALTH", "/admin"):
         assert visited.get(path).status_code == 401, path
 
 
@@ -121,7 +122,7 @@ def test_every_route_has_a_right_of_its_own_and_no_right_is_left_over() -> None:
         assert path in RIGHTS or f"/v1{path}" in RIGHTS, f"{path}: say who may in serve.guard"
     assert paths >= RIGHTS.keys()
     opened = {path for path, right in RIGHTS.items() if right == "open"}
-    assert opened == {"/health", "/health/live", "/health/ready"}
+    assert opened == {"/", "/web/{name}", "/health", "/health/live", "/health/ready"}
 
 
 def test_what_is_not_listed_is_the_admins() -> None:
@@ -132,6 +133,7 @@ def test_each_right_opens_its_own_paths(visited: httpx.Client) -> None:
     for route in routes_of_an_app():
         right = listed_right(route.path)
         path = route.path.replace("{id}", "x").replace("{name:path}", "scripted")
+        path = path.replace("{name}", "main.js").replace("{block}", "1")
         for method in route.methods or ():
             for key, rights in (
                 ("sk-plain", ("open", "use")),

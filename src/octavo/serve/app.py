@@ -158,7 +158,7 @@ ENDPOINTS = (
     ),
     Endpoint(path="/debug/history", handler=pool.show_history, answers=pool.Recent),
     Endpoint(path="/debug/pool", handler=pool.show_pool, answers=frame.Pool),
-    Endpoint(path="/debug/pool/blocks/{block:int}", handler=pool.show_block, answers=pool.Block),
+    Endpoint(path="/debug/pool/blocks/{block}", handler=pool.show_block, answers=pool.Block),
     Endpoint(path="/debug/requests", handler=debug.list_requests, answers=debug.Accounts),
     Endpoint(path="/debug/requests/{id}", handler=debug.show_request, answers=debug.Told),
 )

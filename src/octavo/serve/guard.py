@@ -42,6 +42,10 @@ RIGHTS: Mapping[str, Right] = {
     "/admin/cache/flush": "admin",
     "/admin/drain": "admin",
     "/debug/cache": "admin",
+    "/debug/history": "admin",
+    "/debug/pool": "admin",
+    "/debug/pool/blocks/{block}": "admin",
+    "/debug/pool/frame": "admin",
     "/debug/requests": "admin",
     "/debug/requests/{id}": "admin",
 }

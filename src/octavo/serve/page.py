@@ -18,6 +18,7 @@ _TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
+FILES = MappingProxyType({file.name: file for file in FOLDER.iterdir() if file.suffix in _TYPES})
 
 HEADERS = MappingProxyType(
     {
@@ -61,15 +62,14 @@ async def show_file(service: Service, request: Request) -> Response:
 
 def _file(request: Request, name: str) -> Response:
     """Raises  UnknownRoute."""
-    file = FOLDER / name
-    kind = _TYPES.get(file.suffix)
-    if kind is None or not file.is_file():
+    file = FILES.get(name)
+    if file is None:
         raise UnknownRoute(f"there is no {request.url.path} here")
     content = file.read_bytes()
     headers = {**HEADERS, "etag": f'"{hashlib.sha256(content).hexdigest()[:16]}"'}
     if request.headers.get("if-none-match") == headers["etag"]:
         return Response(status_code=304, headers=headers)
-    return Response(content, headers=headers, media_type=kind)
+    return Response(content, headers=headers, media_type=_TYPES[file.suffix])
 
 
 def _about(service: Service) -> Response:

@@ -74,7 +74,7 @@ def _packed_frame(number: int, shown: PoolShown) -> bytes:
 
 
 def _whole(text: str, name: str) -> int:
-    if not text.isdecimal() or len(text) > 18:
+    if not (text.isascii() and text.isdecimal() and len(text) <= 18):
         raise InvalidRequest(f"{name} must be a whole number, not {text!r}", param=name)
     return int(text)
 
@@ -90,7 +90,7 @@ def _is_far(request: Request) -> bool:
 
 
 async def show_block(service: Service, request: Request) -> Response:
-    shown = await service.client.show_block(request.path_params["block"])
+    shown = await service.client.show_block(_whole(request.path_params["block"], "block"))
     view = shown.view
     return json_response(
         Block(

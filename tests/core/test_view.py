@@ -83,6 +83,7 @@ def check_view(scheduler: Scheduler) -> Counter[int]:
         assert {one.id: tables_of(one) for one in shown} == own
     waiting = {one.id for one in (*scheduler.waiting, *scheduler.held)}
     assert {one.id for one in view.waiting} == waiting
+    assert not any(one.tables for one in view.waiting)
     assert view.waiting_total == len(waiting) == len(view.waiting)
     return Counter(view.cells)
 

@@ -20,7 +20,7 @@ from octavo.core.block_table import BlockTable
 from octavo.core.holds import Hold
 from octavo.core.prefix_cache import Prefix
 from octavo.core.scheduler import Scheduler
-from octavo.core.sequence import Sequence
+from octavo.core.sequence import NO_ROW, Sequence
 
 FREE, CACHED, OWNED, SHARED, HELD, FENCED = range(6)
 """OWNED: in the tables of one sequence, SHARED: of several. HELD: by holds alone. FENCED: by
@@ -202,7 +202,7 @@ def _view(scheduler: Scheduler, sequence: Sequence, *, held: bool = False) -> Se
         swapped_tokens=0 if swapped is None else swapped.tokens,
         submitted_s=sequence.submitted_s,
         behind=request.id if held else "",
-        tables=tuple(map(_table, sequence.tables)),
+        tables=() if sequence.row == NO_ROW else tuple(map(_table, sequence.tables)),
     )
 
 

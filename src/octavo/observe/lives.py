@@ -252,10 +252,9 @@ class Lives:
             life = self._lives.get(name)
             if life is None:
                 return None
-            told = (
-                one for one in reversed(life.moments) if not isinstance(one.what, Filled | Drew)
-            )
-            moments = [next(told)]  # the first one says that it arrived
+            steps = Filled | Drew | Reused
+            decided = (one for one in reversed(life.moments) if not isinstance(one.what, steps))
+            moments = [next(decided)]  # the first one says that it arrived
             if life.row < 0:
                 cause = self._aside.get(name) or (self._queue[-1] if self._queue else None)
                 if cause is not None and cause.until_s >= life.arrived_s:

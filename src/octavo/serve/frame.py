@@ -23,11 +23,8 @@ from octavo.observe.lives import Phase
 INT_BYTES = 4
 
 
-class Table(msgspec.Struct, frozen=True, array_like=True):
-    """How many entries before are absent, and how many blocks follow."""
-
-    first: int
-    length: int
+Table = tuple[int, int]
+"""How many entries before are absent, and how many blocks follow."""
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,7 +120,7 @@ def document(number: int, shown: PoolShown) -> bytes:
 
 
 def _measured(table: TableView) -> Table:
-    return Table(table.first, len(table.blocks) // INT_BYTES)
+    return table.first, len(table.blocks) // INT_BYTES
 
 
 def _listed(table: TableView) -> Listed:

@@ -57,7 +57,11 @@ export function watch(onFrame, onRefused) {
         await rest(error instanceof Refusal && error.status < 500 ? 20 * RETRY_MS : RETRY_MS);
         continue;
       }
-      onFrame(frame);
+      try {
+        onFrame(frame);
+      } catch (error) {
+        reportError(error); // the next picture may be drawn all the same
+      }
     }
   }
 

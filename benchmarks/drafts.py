@@ -1,4 +1,4 @@
-"""What guessing ahead saves where a text is copied, edited or summarised, and that answers are equal.
+"""What guessing ahead saves where a text is copied or edited, and that answers stay equal.
 
     python benchmarks/drafts.py --drafts 0 4 8 --rounds 3
 

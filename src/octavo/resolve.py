@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.config import RULES, EngineConfig, KVCacheDtype, Quantization, Sources
-from octavo.core.budget import Ceilings, Limits
+from octavo.core.budget import LEAST_DRAWS, Ceilings, Limits
 from octavo.core.windows import Windows, blocks_for, longest_sequence
 from octavo.errors import ConfigError
 from octavo.units import MIB, human_bytes
@@ -132,7 +132,8 @@ def resolve(config: EngineConfig, model: ModelFacts, machine: MachineFacts) -> R
     """
     sequences, tokens = _step_limits(config)
     most_sequences, most_tokens = _step_ceilings(config, sequences, tokens)
-    headroom_bytes = _headroom_bytes(model, most_sequences, most_tokens)
+    draws = max(most_sequences, min(LEAST_DRAWS, most_tokens))
+    headroom_bytes = _headroom_bytes(model, draws, most_tokens)
     block_bytes = model.kv_token_bytes * config.block_size
     fixed_bytes = model.weights_bytes + headroom_bytes
     blocks, swap_blocks = _kv_blocks(config, machine, fixed_bytes, block_bytes)

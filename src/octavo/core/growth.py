@@ -72,6 +72,10 @@ class Growth:
         if after + count <= sequence.writable:
             return count
         wanted = draft.binds or draft.awaited or draft.promise or sequence in draft.covers
+        wanted = wanted or any(
+            isinstance(one, Deferred) and one.limit in ("blocks", "predicted", "in_transfer")
+            for one in draft.decisions
+        )
         if not wanted:
             headroom = draft.at.limits.watermark_blocks
             reservation = self._manager.reserve(sequence, after + count, headroom)

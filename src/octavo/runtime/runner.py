@@ -193,20 +193,25 @@ class ModelRunner:
         edits = self._edits[chain.row]
         edits.append(newest.token)
         right = len(drawn) <= len(chain.guesses) and newest.token == chain.guesses[len(drawn) - 1]
-        return right and not edits.complete
+        return right and not edits.complete and not self._forced(chain.row)
+
+    def _forced(self, row: int) -> list[int]:
+        """The tokens that the grammar of a row makes follow, without a draw; a token that may end
+        the answer is drawn like any other."""
+        edits, request = self._edits.get(row), self._requests[row]
+        grammar = request.sampling.grammar
+        if edits is None or edits.matcher is None or grammar is None or not grammar.forced:
+            return []
+        forced = edits.matcher.forced()
+        return list(takewhile(lambda one: one not in request.stop_token_ids, forced))
 
     def _followed(self, outcome: Sampled | RowFailed) -> Sampled | RowFailed:
-        """The tokens of a row with what its grammar makes follow; a token that may end the answer
-        is drawn like any other."""
-        edits, request = self._edits.get(outcome.row), self._requests[outcome.row]
-        grammar = request.sampling.grammar
-        if edits is None or edits.matcher is None or grammar is None:
+        """The tokens of a row with what its grammar makes follow."""
+        edits = self._edits.get(outcome.row)
+        if isinstance(outcome, RowFailed) or edits is None or edits.matcher is None:
             return outcome
-        if isinstance(outcome, RowFailed):
-            return outcome
-        forced = edits.matcher.forced() if grammar.forced else []
         more = list(outcome.more)
-        for token in takewhile(lambda one: one not in request.stop_token_ids, forced):
+        for token in self._forced(outcome.row):
             edits.append(token)
             more.append(Drawn(token, 0.0))
         return outcome._replace(more=tuple(more), ended=edits.complete)

@@ -219,3 +219,12 @@ def test_deaths_are_preemptions_in_the_receipt() -> None:
         arrival_s=10.0,
         interruptions=DEATHS,
     )
+
+
+def test_a_death_between_two_steps_blames_all_that_the_engine_had() -> None:
+    ledger = opened("a", "b")
+    for _ in range(2):
+        assert ledger.died([]) is None
+        inside = submitted(ledger.resubmit(0.0))
+    assert inside == ["a"], "one at a time, to tell who it is"
+    assert ledger.died([]) == "a"

@@ -200,7 +200,7 @@ async def test_the_queue_limit_turns_nobody_away_that_was_accepted() -> None:
     """Six wait where, after the restart, nine come for one row: all are served."""
     limits = Limits(sequences=2, tokens=64, waiting=6)
     async with supervised(limits=limits) as (client, link):
-        tickets = [ticket(f"r{n}", (n,), tokens=20) for n in range(8)]
+        tickets = [ticket(f"r{n}", (n,), tokens=50) for n in range(8)]
         answers = [asyncio.ensure_future(collect(client, one)) for one in tickets[:2]]
         await until(lambda: client.status().running == 2)
         answers += [asyncio.ensure_future(collect(client, one)) for one in tickets[2:]]
@@ -306,3 +306,47 @@ def _is_zombie(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
         return True
+
+
+async def test_an_engine_that_cannot_even_be_launched_is_tried_again_and_ends_in_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No descriptors or no memory are left, say: nobody may wait for ever."""
+    monkeypatch.setattr("octavo.engine.supervisor.PAUSES_S", (0.0,))
+    async with supervised() as (client, link):
+        answer = asyncio.ensure_future(collect(client, ticket("open", tokens=40)))
+        await until(lambda: client.status().running == 1)
+        link._command = ("/there/is/no/such/program",)
+        kill(link)
+        with pytest.raises(EngineStopped):
+            await answer
+        assert client.lost.is_set()
+
+
+async def test_a_limit_that_no_message_can_hold_is_refused_and_leaves_nothing_behind() -> None:
+    async with supervised() as (client, link):
+        with pytest.raises(InvalidRequest):
+            await client.change_limits({"max_num_seqs": 10**30})
+        kill(link)
+        one = ticket("later")
+        assert (await collect(client, one))[0] == answer_alone(one.request, VOCABULARY)
+
+
+async def test_who_comes_while_a_dead_engine_is_put_away_is_served_by_the_next() -> None:
+    async with supervised() as (client, link):
+        link._ready = False  # the link knows of the death already, the client does not yet
+        assert client.state == "ready"
+        one = ticket("between")
+        answer = asyncio.ensure_future(collect(client, one))
+        await asyncio.sleep(0)
+        kill(link)
+        assert (await answer)[0] == answer_alone(one.request, VOCABULARY)
+
+
+async def test_closing_while_another_engine_starts_ends() -> None:
+    async with supervised() as (client, link):
+        kill(link)
+        await until(lambda: client.state == "restarting")
+        async with asyncio.timeout(60):
+            await client.close()
+        assert not client.alive

@@ -52,7 +52,10 @@ class Board:
         if not length:
             return ()
         text = self._memory[_HEAD_BYTES : _HEAD_BYTES + length]
-        return msgspec.msgpack.decode(text, type=tuple[Key, ...])
+        try:
+            return msgspec.msgpack.decode(text, type=tuple[Key, ...])
+        except msgspec.DecodeError:  # it died writing
+            return ()
 
     def close(self) -> None:
         self._memory.close()

@@ -156,9 +156,9 @@ class AsyncClient:
             raise EngineStopped(RETRY_MESSAGE)
         request_id = ticket.request.id
         mailbox = self._mailboxes[request_id] = Mailbox(ticket)
-        self._send(self._ledger.open(ticket.request, self._clock()))
         unread = mailbox.unfinished
         try:
+            self._send(self._ledger.open(ticket.request, self._clock()))
             while unread:
                 for item in await mailbox.take():
                     unread -= isinstance(item, Ended)
@@ -175,7 +175,10 @@ class AsyncClient:
 
         Raises   InvalidRequest: nothing has changed. EngineStopped.
         """
-        limits: Limits = await self._ask(ChangeLimits(tuple(changes.items())))
+        try:
+            limits: Limits = await self._ask(ChangeLimits(tuple(changes.items())))
+        except OverflowError as error:  # no message holds it
+            raise InvalidRequest(f"a limit is too large: {error}") from error
         self._limits = limits
         return limits
 
@@ -235,8 +238,8 @@ class AsyncClient:
         number = self._questions
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._asked[number] = question, future
-        self._send([Ask(number, question)])
         try:
+            self._send([Ask(number, question)])
             return await future
         finally:
             del self._asked[number]

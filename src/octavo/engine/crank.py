@@ -1,5 +1,6 @@
 """The crank: obeys commands and steps, for a thread or a process that carries the two."""
 
+import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
@@ -27,10 +28,12 @@ from octavo.engine.wire import (
     encode,
     problem_of,
 )
-from octavo.errors import OctavoError
+from octavo.errors import EngineError, OctavoError
 from octavo.observe.explain import account
 from octavo.observe.lives import Lives
 from octavo.text.grammar import Compiled, Grammars
+
+logger = logging.getLogger(__name__)
 
 
 class Crank:
@@ -120,6 +123,9 @@ class Crank:
             return Reply(number, encode(self._answer(question)))
         except OctavoError as error:
             return Reply(number, b"", problem_of(error))
+        except Exception as error:
+            logger.exception("the engine failed on a question")
+            return Reply(number, b"", problem_of(EngineError(f"the engine failed: {error!r}")))
 
     def _answer(self, question: Question) -> object:
         match question:

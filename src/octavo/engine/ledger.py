@@ -130,6 +130,8 @@ class Ledger:
                 length = len(answer.request.prompt) + len(answer.emitted)
                 answer.lost_tokens += length if answer.emitted else 0
         known = [self._answers[key] for key in computing if key in self._answers]
+        if not known:  # between two steps: over anything that it was told
+            known = [answer for answer in self._answers.values() if not answer.held]
         alone = len({answer.owner for answer in known}) == 1
         culprit = None
         for answer in known:

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -23,6 +23,7 @@ import zmq.asyncio
 from octavo.engine.board import Board
 from octavo.engine.client import Front
 from octavo.engine.engine import EngineStatus
+from octavo.engine.ledger import Key
 from octavo.engine.wire import (
     Began,
     Command,
@@ -35,7 +36,7 @@ from octavo.engine.wire import (
     encode,
     error_of,
 )
-from octavo.errors import EngineError, OctavoError
+from octavo.errors import EngineError, EngineStopped
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +110,15 @@ class _Life:
         await self.socket.send(encode(setup))
         return decode(await self.socket.recv(), Began)  # type: ignore[arg-type]
 
+    async def last_words(self) -> tuple[Key, ...]:
+        """Have it dead, and let go of it; what it was computing."""
+        with suppress(ProcessLookupError):
+            self.process.kill()
+        await self.process.wait()
+        computing = self.board.read()
+        await self.end()
+        return computing
+
     async def end(self) -> None:
         """Kill what is left of it, and let go of all that it had."""
         with suppress(ProcessLookupError):
@@ -146,21 +156,26 @@ class EngineProcess:
 
     async def launch(self) -> None:
         """Let the process begin, so that it loads while the front does other things."""
-        folder = tempfile.mkdtemp(prefix="octavo-")
-        socket = self._context.socket(zmq.PAIR)
-        socket.set_hwm(0)
-        endpoint = f"ipc://{folder}/engine"
-        socket.bind(endpoint)
-        board = Board.of(self._setup.resolved.ceilings.sequences)
-        process = await asyncio.create_subprocess_exec(
-            *self._command,
-            endpoint,
-            str(board.descriptor),
-            stdin=asyncio.subprocess.PIPE,
-            pass_fds=(board.descriptor,),
-            start_new_session=True,  # Ctrl-C is for the front
-        )
-        self._life = _Life(process, socket, board, folder, Vitals(time.monotonic()))
+        with ExitStack() as undo:
+            folder = tempfile.mkdtemp(prefix="octavo-")
+            undo.callback(shutil.rmtree, folder, ignore_errors=True)
+            socket = self._context.socket(zmq.PAIR)
+            undo.callback(socket.close, linger=0)
+            socket.set_hwm(0)
+            endpoint = f"ipc://{folder}/engine"
+            socket.bind(endpoint)
+            board = Board.of(self._setup.resolved.ceilings.sequences)
+            undo.callback(board.close)
+            process = await asyncio.create_subprocess_exec(
+                *self._command,
+                endpoint,
+                str(board.descriptor),
+                stdin=asyncio.subprocess.PIPE,
+                pass_fds=(board.descriptor,),
+                start_new_session=True,  # Ctrl-C is for the front
+            )
+            self._life = _Life(process, socket, board, folder, Vitals(time.monotonic()))
+            undo.pop_all()
 
     async def start(self, front: Front) -> None:
         status = await self._begin()
@@ -169,9 +184,10 @@ class EngineProcess:
         self._keeping = asyncio.create_task(self._keep(front))
 
     def send(self, command: Command) -> None:
-        assert self._life is not None, "start() comes first"
-        self._life.vitals.sent(time.monotonic())
-        self._life.socket.send(encode((command,)))
+        message = encode((command,))
+        if self._life is not None and self._ready:
+            self._life.vitals.sent(time.monotonic())
+            self._life.socket.send(message)
 
     async def close(self) -> None:
         if self._closing:
@@ -182,7 +198,7 @@ class EngineProcess:
                 self.send(Stop())
                 await asyncio.wait({self._keeping}, timeout=STOP_S)
             self._kill()
-            await self._keeping
+            await asyncio.wait({self._keeping})
         if self._life is not None:
             await self._life.end()
         self._context.destroy(linger=0)
@@ -196,6 +212,8 @@ class EngineProcess:
         life = self._life
         assert life is not None
         try:
+            if self._closing:
+                raise EngineStopped("the server is stopping")
             return await life.begin(self._setup)
         except BaseException:
             self._life = None
@@ -203,6 +221,16 @@ class EngineProcess:
             raise
 
     async def _keep(self, front: Front) -> None:
+        try:
+            await self._serve(front)
+        except Exception:
+            logger.exception("the engine is not watched any more")
+        finally:
+            self._ready = False
+            front.ended("the engine has ended")
+
+    async def _serve(self, front: Front) -> None:
+        """One engine after the other, until there will be no other."""
         useless = 0
         while True:
             why, killed = await self._live(front)
@@ -211,17 +239,15 @@ class EngineProcess:
                 break
             life, self._life = self._life, None
             assert life is not None
-            computing = life.board.read()
-            await life.end()
+            computing = await life.last_words()
             logger.error("%s, computing %d answers; all go on in another", why, len(computing))
             front.died(computing, killed=killed)
             useless = 0 if life.vitals.stepped else useless + 1
             status = await self._begin_again(useless)
-            if status is None:
+            if status is None or self._closing:
                 break
             self._ready = True
             front.ready(status)
-        front.ended("the engine has ended")
 
     async def _begin_again(self, useless: int) -> EngineStatus | None:
         """The status of another engine, None when there will be none; so many before it did
@@ -234,7 +260,7 @@ class EngineProcess:
             self._setup = msgspec.structs.replace(self._setup, restarts=self._setup.restarts + 1)
             try:
                 status = await self._begin()
-            except OctavoError as error:
+            except Exception as error:  # no memory, no descriptor: there may be some later
                 logger.error("the engine did not start again: %s", error)
                 continue
             logger.info("another engine is ready after %.2f s", time.monotonic() - started_s)
@@ -269,6 +295,7 @@ class EngineProcess:
             news = decode_news(await life.socket.recv())
             life.vitals.heard(news, time.monotonic())
             front.told(news)
+            await asyncio.sleep(0)  # others may go on, however much has come
 
     async def _watch(self, life: _Life) -> None:
         """Returns when the engine is stuck."""

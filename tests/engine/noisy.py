@@ -1,6 +1,6 @@
 """An engine over a network that is noise: what its answers have in common is what was asked."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -16,7 +16,8 @@ from octavo.engine.engine import Engine
 from octavo.engine.params import SamplingParams
 from octavo.ops.api import BF16, F32, Batch, KVLayout
 from octavo.ops.native import NativeOps
-from octavo.runtime.runner import ModelRunner
+from octavo.runtime.lookup import PromptLookup
+from octavo.runtime.runner import Drafter, ModelRunner
 from octavo.runtime.storage import KVStorage
 from octavo.text.grammar import Grammars
 
@@ -81,6 +82,8 @@ class Noisy:
     blocks: int = 512
     sequences: int = 64
     tokens: int = 512
+    drafts: int = 0
+    drafter: Callable[[Iterable[int]], Drafter] = PromptLookup
     steps: int = 0
     door: Door = field(init=False)
     engine: Engine = field(init=False)
@@ -95,10 +98,14 @@ class Noisy:
             NativeOps(threads=1),
             KVStorage(LAYOUT, self.blocks),
             rows=self.sequences,
+            draws=8 * self.sequences,
+            drafter=self.drafter,
             max_context=CONTEXT,
             grammars=GRAMMARS,
         )
-        limits = Limits(sequences=self.sequences, tokens=self.tokens, watermark_blocks=0)
+        limits = Limits(
+            sequences=self.sequences, tokens=self.tokens, watermark_blocks=0, drafts=self.drafts
+        )
         setup = CoreSetup(blocks=self.blocks, block_size=LAYOUT.block_size, limits=limits)
         self.engine = Engine(scheduler_of(setup), runner)
 

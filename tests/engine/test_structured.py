@@ -1,12 +1,22 @@
 """Structured answers from door to end: masks, forced tokens, ends, and whom they touch."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.engine.noisy import END, GRAMMARS, TOKENIZER, Noisy, Told, likes_to_end
+from tests.engine.noisy import (
+    END,
+    GRAMMARS,
+    TOKENIZER,
+    VOCABULARY,
+    Noisy,
+    Told,
+    likes_to_end,
+)
 
+from octavo.core.acceptance import Acceptance
 from octavo.core.request import Request
 from octavo.runtime.edits import Edits
 from octavo.text.grammar import Matcher
@@ -145,7 +155,7 @@ def test_the_steps_of_a_forced_answer_are_few() -> None:
     told = noisy.answers(asked)["a"]
     assert told.text == "the name of the name"
     assert (told.reason, told.stop_id, noisy.steps) == ("stop", None, 1)
-    assert told.logprobs[1:] == (0.0,) * (len(told.tokens) - 1)
+    assert told.logprobs == (0.0,) * len(told.tokens)
 
 
 def test_log_probabilities_are_those_of_the_model_if_they_are_asked_for() -> None:
@@ -252,6 +262,52 @@ def test_an_own_stop_token_ends_an_answer_in_the_middle() -> None:
     asked = noisy.ask("a", structured=TIGHT, stop_token_ids=[colon])
     told = noisy.answers(asked)["a"]
     assert (told.text, told.reason, told.stop_id) == ('{"name"', "stop", colon)
+
+
+class Prophet:
+    """Guesses how an answer goes on; each third guess is wrong, and it goes on beyond the end."""
+
+    def __init__(self, tokens: Iterable[int], told: dict[tuple[int, ...], tuple[int, ...]]) -> None:
+        self._tokens = list(tokens)
+        self._told = told
+
+    def append(self, token: int) -> None:
+        self._tokens.append(token)
+
+    def guess(self, count: int) -> tuple[int, ...]:
+        there = tuple(self._tokens)
+        for prompt, answer in self._told.items():
+            if there == (prompt + answer)[: len(there)]:
+                first = len(there) - len(prompt)
+                rest = (*answer[first : first + count], END, 99)
+                places = range(first, first + count)
+                return tuple(
+                    (token + place) % VOCABULARY if place % 3 == 2 else token
+                    for place, token in zip(places, rest, strict=False)
+                )
+        return (END, 99)[:count]
+
+
+@pytest.mark.parametrize("checked", [True, False], ids=["checked", "unchecked"])
+@pytest.mark.parametrize("sizes", [{}, {"sequences": 5, "blocks": 14}], ids=["roomy", "crowded"])
+def test_b096_guesses_change_nothing(
+    monkeypatch: pytest.MonkeyPatch, sizes: dict[str, int], checked: bool
+) -> None:
+    """Right and wrong ones, in every place, beyond the end of the grammar, and beside forced
+    tokens; also if nobody looks whether the grammar allows them before they are computed."""
+    monkeypatch.setattr(Acceptance, "worth", lambda self, price: 4)
+    if not checked:
+        monkeypatch.setattr(Matcher, "valid", lambda self, tokens: len(tokens))
+    noisy = Noisy()
+    asked = [*requests(noisy), *plain(noisy), noisy.ask("many", structured=TIGHT, n=3, seed=1)]
+    whole = noisy.answers(*asked)
+    known = {one.prompt: whole[one.id].tokens for one in asked}
+    guessing = Noisy(drafts=4, drafter=lambda tokens: Prophet(tokens, known), **sizes)  # type: ignore[arg-type]
+    assert guessing.answers(*asked) == whole
+    counters = guessing.engine.scheduler.counters
+    assert 0 < counters.tokens_accepted < counters.tokens_drafted
+    if not sizes:
+        assert guessing.steps < noisy.steps
 
 
 def test_a_row_of_which_nothing_may_be_drawn_fails_alone() -> None:

@@ -109,11 +109,13 @@ class Edits:
     """
 
     __slots__ = (
+        "_forces",
         "_masks_only",
         "allowed",
         "bad_words",
         "bias",
         "ends",
+        "forced",
         "history",
         "length",
         "mask",
@@ -136,12 +138,16 @@ class Edits:
         self.matcher: Matcher | None = None
         self.mask: I32 | None = None
         """What the grammar allows in the step under way, as `Ops.mask` takes it."""
+        self.forced: list[int] = []
+        """The tokens that must come next, if the grammar says so and they may be taken over."""
         self.ends = False
         """It allows nothing but the end of the answer in the step under way."""
         if sampling.grammar is not None:
             assert grammars is not None, "this runner was made without grammars"
             ends = request.stop_token_ids
             self.matcher = grammars.matcher(sampling.grammar, bind.answered, ends)
+            self._forces = sampling.grammar.forced
+            self.forced = self.matcher.forced() if self._forces else []
         others = (self.bias, self.history, self.repeats, self.bad_words)
         self._masks_only = not len(self.allowed) and all(one is None for one in others)
 
@@ -178,6 +184,9 @@ class Edits:
             self.bad_words.append(token)
         if self.matcher is not None:
             self.matcher.extend((token,))
+            self.forced = self.forced[1:] if self.forced[:1] == [token] else []
+            if self._forces and not self.forced:
+                self.forced = self.matcher.forced()
 
     def check(self, position: int) -> None:
         """What is kept must be of all tokens before the position that is drawn."""

@@ -1,7 +1,7 @@
 """ModelRunner: carries out plans with a model. It decides nothing."""
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate, takewhile
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -185,35 +185,27 @@ class ModelRunner:
         request, edits = self._requests[chain.row], self._edits.get(chain.row)
         return Draw(chain.row, chain.stop + index, request, edits)
 
-    def _advance(self, chain: Chain, drawn: Sequence[Sampled | RowFailed]) -> bool:
+    def _advance(self, chain: Chain, drawn: list[Sampled | RowFailed]) -> bool:
         """Take in the newest token of a chain with edits; whether the next row is to be drawn."""
-        newest = drawn[-1]
+        newest, edits = drawn[-1], self._edits[chain.row]
         if not isinstance(newest, Sampled):
             return False
-        edits = self._edits[chain.row]
+        if edits.forced:  # it was sure, whoever asked the model
+            drawn[-1] = newest._replace(logprob=0.0)
         edits.append(newest.token)
         right = len(drawn) <= len(chain.guesses) and newest.token == chain.guesses[len(drawn) - 1]
-        return right and not edits.complete and not self._forced(chain.row)
-
-    def _forced(self, row: int) -> list[int]:
-        """The tokens that the grammar of a row makes follow, without a draw; a token that may end
-        the answer is drawn like any other."""
-        edits, request = self._edits.get(row), self._requests[row]
-        grammar = request.sampling.grammar
-        if edits is None or edits.matcher is None or grammar is None or not grammar.forced:
-            return []
-        forced = edits.matcher.forced()
-        return list(takewhile(lambda one: one not in request.stop_token_ids, forced))
+        return right and not edits.complete
 
     def _followed(self, outcome: Sampled | RowFailed) -> Sampled | RowFailed:
-        """The tokens of a row with what its grammar makes follow."""
+        """The tokens of a row with what its grammar makes follow; a token that may end the answer
+        is drawn like any other."""
         edits = self._edits.get(outcome.row)
-        if isinstance(outcome, RowFailed) or edits is None or edits.matcher is None:
+        if edits is None or edits.matcher is None or isinstance(outcome, RowFailed):
             return outcome
-        more = list(outcome.more)
-        for token in self._forced(outcome.row):
-            edits.append(token)
-            more.append(Drawn(token, 0.0))
+        more, stops = list(outcome.more), self._requests[outcome.row].stop_token_ids
+        while edits.forced and edits.forced[0] not in stops:
+            more.append(Drawn(edits.forced[0], 0.0))
+            edits.append(edits.forced[0])
         return outcome._replace(more=tuple(more), ended=edits.complete)
 
     def _keep(self, outcome: Sampled) -> None:

@@ -17,8 +17,11 @@ from tests.engine.noisy import (
 )
 
 from octavo.core.acceptance import Acceptance
+from octavo.core.events import Finished, Token
 from octavo.core.request import Request
+from octavo.engine.params import SamplingParams
 from octavo.runtime.edits import Edits
+from octavo.text.assembler import Delta, Ended
 from octavo.text.grammar import Matcher
 from octavo.text.structured import Structured
 
@@ -262,6 +265,28 @@ def test_an_own_stop_token_ends_an_answer_in_the_middle() -> None:
     asked = noisy.ask("a", structured=TIGHT, stop_token_ids=[colon])
     told = noisy.answers(asked)["a"]
     assert (told.text, told.reason, told.stop_id) == ('{"name"', "stop", colon)
+
+
+@pytest.mark.parametrize("include", [False, True])
+def test_a_stop_string_ends_an_answer_in_the_middle(include: bool) -> None:
+    """Also in the middle of a run: the rest of it is not told."""
+    noisy = Noisy()
+    params = SamplingParams(
+        structured=Structured(choice=["the name of the name"]),
+        stop=("me of",),
+        include_stop_str_in_output=include,
+    )
+    ticket = noisy.door.completion("a", params)
+    items: list[Delta | Ended] = []
+    for event in (*noisy.engine.submit(ticket.request), *noisy.engine.step()):
+        assert isinstance(event, Token | Finished)
+        items += ticket.assembler_of(event).take(event)
+    *deltas, end = items
+    assert isinstance(end, Ended)
+    assert (end.finish_reason, end.stop_reason) == ("stop", "me of")
+    told = "".join(one.text for one in deltas if isinstance(one, Delta))
+    assert told == ("the name of" if include else "the na")
+    assert end.receipt.completion_tokens == len(told.encode()) + (0 if include else len("me of"))
 
 
 class Prophet:

@@ -483,8 +483,8 @@ def promises_no_token(patch: pytest.MonkeyPatch) -> None:
 
     schedule = Sequence.schedule
 
-    def forgetful(sequence: Sequence, count: int, plan_id: int) -> Span:
-        span = schedule(sequence, count, plan_id)
+    def forgetful(sequence: Sequence, count: int, plan_id: int, drafts: int) -> Span:
+        span = schedule(sequence, count, plan_id, drafts)
         sequence.scheduled = span.start
         return span
 

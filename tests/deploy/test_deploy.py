@@ -15,9 +15,9 @@ from tests.observe.exposition import Samples, samples_of
 from tests.observe.test_metrics import IDLE, finish
 
 from octavo.cli.main import build_parser
-from octavo.config import ENVIRONMENT_PREFIX, RULES, load_config
+from octavo.config import DEFAULTS, ENVIRONMENT_PREFIX, RULES, load_config
 from octavo.observe.metrics import Facts, Metrics
-from octavo.serve.main import DRAIN_S, FAREWELL_S
+from octavo.serve.main import FAREWELL_S
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -160,7 +160,7 @@ def test_the_unit_starts_again_and_drains(unit: dict[str, dict[str, list[str]]])
     assert service["KillMode"] == ["mixed"]
     assert service["Restart"] == ["always"]
     assert service["OOMPolicy"] == ["continue"]
-    assert int(service["TimeoutStopSec"][0]) > DRAIN_S + FAREWELL_S
+    assert int(service["TimeoutStopSec"][0]) > DEFAULTS["drain_timeout"] + FAREWELL_S
     for key in ("NoNewPrivileges", "DynamicUser", "PrivateTmp", "ProtectHome"):
         assert service[key] == ["yes"], key
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.serve.oracle import OracleServed, oracle_server
-from tests.serve.scripted import byte_tokenizer
+from tests.serve.scripted import ScriptedClient, byte_tokenizer
 from tests.serve.test_slow_readers import wait_for
 
 from octavo.engine.door import Door
@@ -98,7 +98,7 @@ def test_a_prompt_that_cannot_be_computed_stops_the_start(tmp_path: Path) -> Non
     tokenizer = byte_tokenizer()
     door = Door(tokenizer, max_model_len=64, vocab_size=tokenizer.vocab_size)
     settings = ServeSettings(model_names=("m",), version="0")
-    service = Service(None, door, settings, Metrics())  # type: ignore[arg-type]
+    service = Service(ScriptedClient(tokenizer), door, settings, Metrics())
     for line in ({"prompt": "a" * 90}, {"prompt": "a", "tpyo": 1}, {"messages": []}):
         with pytest.raises(ConfigError, match=r"prompts.jsonl:1: "):
             Warming(service, read_prompts(write(tmp_path, line)))

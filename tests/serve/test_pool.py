@@ -182,6 +182,27 @@ async def test_an_engine_that_does_nothing_is_left_alone() -> None:
     assert engine.now - before < REST_S / 2
 
 
+async def test_a_server_that_drains_lets_nobody_wait() -> None:
+    """Else pages that are open would hold up its end."""
+    engine = Engine()
+    engine.happens_after = None
+    watch = Watch(
+        engine.ask,
+        engine.status,
+        lambda: engine.asked > 0 and engine.now >= 1.0,
+        clock=lambda: engine.now,
+        sleep=engine.sleep,
+    )
+    await watch.picture()
+    waited = await watch.picture(after=1)
+    assert (waited.number, engine.now) == (2, pytest.approx(1.0, abs=LEAST_S))
+    assert await watch.picture(after=2) is waited
+    engine.now += LEAST_S
+    before = len(engine.slept)
+    assert (await watch.picture(after=2)).number == 3
+    assert len(engine.slept) == before
+
+
 async def test_one_who_goes_takes_nothing_from_the_others() -> None:
     engine = Engine()
     watch = engine.watch()

@@ -18,6 +18,7 @@ from octavo.serve.frame import document, frame
 from octavo.serve.health import status_of
 from octavo.serve.history import EVERY_S, Point
 from octavo.serve.service import Service
+from octavo.serve.stream import while_connected
 
 KEY_CHARACTERS = 16
 """Of the key of a prefix: enough to tell it from others."""
@@ -61,7 +62,8 @@ async def show_pool(service: Service, request: Request) -> Response:
 
 async def show_frame(service: Service, request: Request) -> Response:
     """The first picture after the one that the page has, `?after=N`, when there is one."""
-    picture = await service.watch.picture(_whole(request.query_params.get("after", "0"), "after"))
+    after = _whole(request.query_params.get("after", "0"), "after")
+    picture = await while_connected(request.receive, service.watch.picture(after))
     if _is_far(request):
         body = await picture.form(_packed_frame)
         headers = {**_NO_STORE, "content-encoding": "gzip"}

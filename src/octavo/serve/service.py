@@ -168,7 +168,9 @@ class Service:
         self.settings = settings
         self.metrics = metrics
         self._tracing = tracing
-        self.watch = Watch(lambda: client.show_pool(most=MOST_WAITING), client.status)
+        self.watch = Watch(
+            lambda: client.show_pool(most=MOST_WAITING), client.status, lambda: client.draining
+        )
         self.history = History(metrics)
         self.started_at = int(time.time())
         self.visit = Visit()

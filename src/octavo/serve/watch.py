@@ -2,6 +2,7 @@
 
 The engine is asked only while somebody waits for a newer picture than they have, at most every
 `LEAST_S`, and never for more than a hundredth of its time. While nothing happens it is left alone.
+While the server drains nobody waits here: that would hold up its end.
 """
 
 import asyncio
@@ -36,18 +37,21 @@ class Picture:
 
 
 class Watch:
-    """Asks the engine by `ask`; `status` is what is known of it without asking."""
+    """Asks the engine by `ask`; `status` is what is known of it without asking, and `draining` that
+    the server is about to end."""
 
     def __init__(
         self,
         ask: Callable[[], Awaitable[PoolShown]],
         status: Callable[[], EngineStatus],
+        draining: Callable[[], bool] = lambda: False,
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._ask = ask
         self._status = status
+        self._draining = draining
         self._clock = clock
         self._sleep = sleep
         self._latest: Picture | None = None
@@ -57,10 +61,13 @@ class Watch:
     async def picture(self, after: int = 0) -> Picture:
         """The latest picture, or the next one if that is not newer than the one numbered `after`.
 
+        While the server drains that is one which is not old, be it newer or not.
+
         Raises   EngineStopped.
         """
-        latest, fresh_s = self._latest, self._clock() - self._taken_s
-        if latest is not None and latest.number > after and fresh_s < REST_S:
+        latest, age_s, draining = self._latest, self._clock() - self._taken_s, self._draining()
+        fresh = age_s < (LEAST_S if draining else REST_S)
+        if latest is not None and fresh and (draining or latest.number > after):
             return latest
         if self._next is None or self._next.done():
             self._next = asyncio.create_task(self._take())
@@ -77,8 +84,11 @@ class Watch:
 
     async def _pause(self, before: PoolShown) -> None:
         """Until it is time for another picture, and something has happened since this one."""
-        least_s = max(LEAST_S, before.took_s / SHARE)
-        while (rest_s := self._taken_s + least_s - self._clock()) > 0:
-            await self._sleep(rest_s)
-        while self._status() == before.status and self._clock() - self._taken_s < REST_S:
-            await self._sleep(LEAST_S)
+        least_s = self._taken_s + max(LEAST_S, before.took_s / SHARE)
+        most_s = max(least_s, self._taken_s + REST_S)
+        while not self._draining():
+            now, happened = self._clock(), self._status() != before.status
+            rest_s = (least_s if happened else most_s) - now
+            if rest_s <= 0:
+                return
+            await self._sleep(min(rest_s, LEAST_S))

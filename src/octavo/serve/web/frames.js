@@ -14,6 +14,7 @@ export const PINNED = 8;
 export const MOVING = 16;
 
 const RETRY_MS = 1500;
+const DRAINING_MS = 1000; // a server that drains lets nobody wait for the next picture
 
 /** The head, with `tables` of each owner as `{first, blocks}`, and `cells`. */
 export function decode(buffer) {
@@ -41,6 +42,7 @@ export function watch(onFrame, onRefused) {
   async function next() {
     const response = await call(`/debug/pool/frame?after=${number}`, { quiet: true });
     const frame = decode(await response.arrayBuffer());
+    if (frame.number === number) await rest(DRAINING_MS);
     number = frame.number;
     return frame;
   }

@@ -254,6 +254,7 @@ export class PoolView {
     canvas.addEventListener("pointermove", (event) => {
       if (!this.grid) return;
       const box = canvas.getBoundingClientRect();
+      this.spoken = false;
       this.#point(cellAt(this.grid, event.clientX - box.left, event.clientY - box.top));
     });
     canvas.addEventListener("pointerleave", () => this.#point(-1));
@@ -279,8 +280,8 @@ export class PoolView {
     if (event.key === "Enter") this.#open();
     else if (event.key in moves) {
       const from = this.cursor < 0 ? 0 : this.cursor + moves[event.key];
+      this.spoken = true;
       this.#point(Math.max(0, Math.min(cells - 1, from)));
-      write(at("pool-said"), this.tip.textContent);
     } else return;
     event.preventDefault();
   }
@@ -308,6 +309,7 @@ export class PoolView {
   #say(cell) {
     this.tip.replaceChildren(...(this.grid.per > 1 ? this.#saidOfMany(cell) : this.#saidOfOne(cell)));
     this.tip.hidden = false;
+    if (this.spoken) write(at("pool-said"), spoken(this.tip));
     const box = this.canvas.getBoundingClientRect();
     const [x, y] = placeOf(this.grid, cell);
     const left = Math.min(box.left + x + this.grid.pitch + 10, innerWidth - this.tip.offsetWidth - 8);
@@ -322,7 +324,7 @@ export class PoolView {
     const stop = Math.min(start + this.grid.per, this.frame.blocks);
     const counts = STATES.map(() => 0);
     for (let block = start; block < stop; block += 1) counts[this.frame.cells[block] & STATE_BITS] += 1;
-    const parts = counts.map((n, state) => n && h("p", {}, h("i", { class: `swatch ${STATES[state]}` }), `${whole(n)} ${STATES[state]}`));
+    const parts = counts.map((n, state) => n && h("p", { class: "owner" }, h("i", { class: `swatch ${STATES[state]}` }), `${whole(n)} ${STATES[state]}`));
     return [h("h3", {}, `Blocks ${whole(start)}–${whole(stop - 1)}`), ...parts.filter(Boolean)];
   }
 
@@ -333,7 +335,7 @@ export class PoolView {
     const size = this.frame.block_size;
     const groups = this.frame.windows.length > 1;
     const lines = owners.slice(0, 6).map(({ id, kind, group, index }) =>
-      h("p", {}, swatch(id, kind, this.colours.dark), kind ? `${kind} ` : "", h("code", {}, id),
+      h("p", { class: "owner" }, swatch(id, kind, this.colours.dark), kind ? `${kind} ` : "", h("code", {}, id),
         h("span", { class: "quiet" }, ` ${whole(index * size)}–${whole((index + 1) * size - 1)}${groups ? `, group ${group}` : ""}`)));
     const more = owners.length - lines.length;
     const marks = `${code & PINNED ? ", pinned" : ""}${code & MOVING ? ", being moved" : ""}`;
@@ -375,7 +377,10 @@ export class PoolView {
   }
 }
 
-/** The blocks of a request or of its branches. */
+/** What is read out of a tip: not what changes all the time. */
+const spoken = (tip) => [...tip.querySelectorAll("h3, .owner")].map((part) => part.textContent).join(", ");
+
+/** The blocks of a request. */
 export function blocksOf(frame, id) {
   const rows = frame.running.filter((row) => row.id === id);
   return new Set(rows.flatMap((row) => row.tables.flatMap(({ blocks }) => [...blocks])));

@@ -84,6 +84,7 @@ class Noisy:
     tokens: int = 512
     drafts: int = 0
     drafter: Callable[[Iterable[int]], Drafter] = PromptLookup
+    grammars: Grammars | None = None
     steps: int = 0
     door: Door = field(init=False)
     engine: Engine = field(init=False)
@@ -91,7 +92,8 @@ class Noisy:
 
     def __post_init__(self) -> None:
         self.door = Door(TOKENIZER, max_model_len=CONTEXT, vocab_size=VOCABULARY, seed=1)
-        self.door.grammars = GRAMMARS
+        grammars = self.grammars or GRAMMARS
+        self.door.grammars = grammars
         self.network = Noise(self.seed, self.likes)
         runner = ModelRunner(
             self.network,
@@ -101,7 +103,7 @@ class Noisy:
             draws=8 * self.sequences,
             drafter=self.drafter,
             max_context=CONTEXT,
-            grammars=GRAMMARS,
+            grammars=grammars,
         )
         limits = Limits(
             sequences=self.sequences, tokens=self.tokens, watermark_blocks=0, drafts=self.drafts

@@ -20,9 +20,8 @@ from octavo.core.acceptance import Acceptance
 from octavo.core.events import Finished, Token
 from octavo.core.request import Request
 from octavo.engine.params import SamplingParams
-from octavo.runtime.edits import Edits
 from octavo.text.assembler import Delta, Ended
-from octavo.text.grammar import Matcher
+from octavo.text.grammar import Grammars, Matcher
 from octavo.text.structured import Structured
 
 PERSON = {
@@ -348,36 +347,36 @@ def test_a_row_of_which_nothing_may_be_drawn_fails_alone() -> None:
         assert told[request.id].reason != "error"
 
 
-def test_a_grammar_that_breaks_in_a_step_ends_its_request_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As when a limit of llguidance is reached; the third mask of this one."""
-    noisy, checked = Noisy(), []
-    broken = noisy.ask("broken", structured=Structured(regex="[a-z]{40}"))
+def grammars_of(states: int) -> Grammars:
+    return Grammars(lambda: TOKENIZER, VOCABULARY, states=states)
+
+
+def test_a_grammar_that_breaks_in_a_step_ends_its_request_alone() -> None:
+    """It needs an automaton larger than any may be."""
+    noisy = Noisy(grammars=grammars_of(300))
+    broken = noisy.ask("broken", structured=Structured(regex="[a-z]{500}"), max_tokens=600)
     others = [*plain(noisy), noisy.ask("tight", structured=TIGHT)]
-    whole = {name: told for one in others for name, told in alone(one).items()}
-    real = Matcher.check
-    marked: list[Matcher] = []
-    bound = Edits.of.__func__  # type: ignore[attr-defined]
-
-    def of(cls, bind, grammars=None):  # type: ignore[no-untyped-def]
-        edits = bound(cls, bind, grammars)
-        if bind.request.id == "broken":
-            marked.append(edits.matcher)
-        return edits
-
-    def check(self: Matcher) -> None:
-        checked.append(self)
-        if self in marked and checked.count(self) == 3:
-            self.fail()
-        real(self)
-
-    monkeypatch.setattr(Edits, "of", classmethod(of))
-    monkeypatch.setattr(Matcher, "check", check)
     told = noisy.answers(broken, *others)
     assert told["broken"].reason == "error"
-    assert len(told["broken"].tokens) == 2
-    assert {name: answer for name, answer in told.items() if name != "broken"} == whole
+    assert "too many states" in told["broken"].message
+    assert 150 < len(told["broken"].tokens) < 500
+    for request in others:
+        assert told[request.id] == alone(request)[request.id]
+
+
+def test_answers_share_an_automaton_and_not_its_limit() -> None:
+    """Each of ten goes where the others do not, and stays below the limit."""
+    form = Structured(regex="|".join(f"{letter}{{90}}" for letter in "abcdefghij"))
+    asked = [
+        Noisy().ask(f"only {letter}", structured=form, logit_bias={3 + ord(letter): 50}, logprobs=0)
+        for letter in "abcdefghij"
+    ]
+    whole = Noisy().answers(*asked)
+    assert {answer.text[0] for answer in whole.values()} == set("abcdefghij")
+    for grammars in (grammars_of(150), grammars_of(400)):
+        assert Noisy(grammars=grammars).answers(*asked) == whole
+        for request in asked:  # one after the other
+            assert Noisy(grammars=grammars).answers(request)[request.id] == whole[request.id]
 
 
 def test_a_request_without_a_grammar_begins_no_thread() -> None:

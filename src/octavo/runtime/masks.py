@@ -68,7 +68,9 @@ def _give(edits: Edits, bits: I32) -> None:
     """The mask of one row, without the end tokens that end nothing, unless nothing else is left."""
     matcher = edits.matcher
     assert matcher is not None
-    matcher.check()
+    if matcher.mend() and matcher.raw is not None:
+        matcher.raw.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        matcher.mend()
     edits.mask, edits.ends = bits, False
     if matcher.accepts:  # only there end tokens are in a mask
         words = bits.view(np.uint32)

@@ -17,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -33,8 +34,10 @@ TIMEOUT_S = 2.0
 KEPT = 128
 """Compiled grammars that are kept, those used last."""
 WORKERS = 2
-_MAX_LEXER_STATES = 50_000
-"""A state takes one or two kilobytes."""
+MAX_STATES = 50_000
+"""Of the automaton that reads the text; it grows where answers go, to some tens of megabytes."""
+QUICK_S = 0.05
+"""What compiles within this is compiled again for an answer that needs its own automaton."""
 _SENTINEL = "\x02"
 """A character that meets no other in one token."""
 
@@ -43,20 +46,23 @@ Key = tuple[GrammarKind, str]
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A grammar at its start, to be copied; or why there is none."""
+    """A grammar at its start, to be copied; or why there is none. It took so long to compile."""
 
     start: LLMatcher | None
     error: str = ""
+    took_s: float = 0.0
 
 
 class Matcher:
     """How far one answer has come in its grammar.
 
+    Copies of a grammar share the automaton that reads the text, and with it the limit on its
+    states: when others have used that up, this one gets an automaton of its own from `again`.
     Keeps    its state = a function of the grammar and the tokens appended, alone. It never raises:
              what goes wrong is its `error`, and stays.
     """
 
-    __slots__ = ("barred", "ends", "error", "raw")
+    __slots__ = ("_again", "_tokens", "barred", "ends", "error", "raw")
 
     def __init__(
         self,
@@ -65,6 +71,7 @@ class Matcher:
         *,
         ends: frozenset[int] = frozenset(),
         barred: frozenset[int] = frozenset(),
+        again: Callable[[], LLMatcher] | None = None,
     ) -> None:
         self.raw = None if compiled.start is None else compiled.start.deep_copy()
         self.error = compiled.error
@@ -72,21 +79,30 @@ class Matcher:
         """The model's end tokens, which are in a mask where the answer may end."""
         self.barred = barred
         """Those of them that end nothing here."""
+        self._again = again
+        self._tokens: list[int] = []
         if tokens:
             self.extend(tokens)
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Take in the next tokens of the answer."""
+        self._tokens += tokens
         if self.raw is not None and not self.raw.consume_tokens(list(tokens)):
-            self.fail()
+            self.mend()
 
     def forced(self) -> list[int]:
         """The tokens that follow whatever is drawn, in the canonical tokenisation; often none."""
-        return [] if self.raw is None else self.raw.compute_ff_tokens()
+        if self.raw is None:
+            return []
+        found = self.raw.compute_ff_tokens()
+        return self.forced() if self.mend() else found
 
     def valid(self, tokens: Sequence[int]) -> int:
         """How many of these tokens may follow."""
-        return 0 if self.raw is None else self.raw.validate_tokens(list(tokens))
+        if self.raw is None:
+            return 0
+        count = self.raw.validate_tokens(list(tokens))
+        return 0 if self.mend() else count
 
     @property
     def ended(self) -> bool:
@@ -98,15 +114,19 @@ class Matcher:
         """The answer may end here."""
         return self.raw is not None and self.raw.is_accepting()
 
-    def check(self) -> None:
-        """See whether something went wrong elsewhere, as a mask was computed."""
-        if self.raw is not None and self.raw.is_error():
-            self.fail()
-
-    def fail(self) -> None:
-        why = "" if self.raw is None else _one_line(self.raw.get_error())
-        self.error = f"the grammar cannot be followed any further: {why}"
-        self.raw = None
+    def mend(self) -> bool:
+        """After something was computed: whether it is to be done again, as it has gone wrong; with
+        an automaton of its own this time, or not at all."""
+        if self.raw is None or not self.raw.is_error():
+            return False
+        why, self.raw = _one_line(self.raw.get_error()), None
+        again, self._again = self._again, None
+        fresh = None if again is None else again()
+        if fresh is not None and fresh.consume_tokens(self._tokens):
+            self.raw = fresh
+        else:
+            self.error = f"the grammar cannot be followed any further: {why}"
+        return True
 
 
 class Grammars:
@@ -123,11 +143,13 @@ class Grammars:
         *,
         timeout_s: float = TIMEOUT_S,
         kept: int = KEPT,
+        states: int = MAX_STATES,
     ) -> None:
         self._tokenizer = tokenizer
         self.vocab_size = vocab_size
         self._timeout_s = timeout_s
         self._kept = kept
+        self._states = states
         self._lock = threading.Lock()
         self._compiled: OrderedDict[Key, Future[Compiled]] = OrderedDict()
         self._todo: SimpleQueue[tuple[Key, Future[Compiled]]] = SimpleQueue()
@@ -159,9 +181,12 @@ class Grammars:
 
         Waits until it is compiled.
         """
-        compiled = self.prepare(grammar).result()
+        future = self.prepare(grammar)
+        compiled = future.result()
         _, _, ends = self._vocabulary()
-        return Matcher(compiled, tokens, ends=ends, barred=ends - stop_ids)
+        quick = compiled.took_s < QUICK_S
+        again = partial(self._again, (grammar.kind, grammar.text), future) if quick else None
+        return Matcher(compiled, tokens, ends=ends, barred=ends - stop_ids, again=again)
 
     # --- compiling
 
@@ -195,7 +220,8 @@ class Grammars:
             tokenizer, limits, ends = self._vocabulary()
             began_s = time.monotonic()
             matcher = _compile(*key, tokenizer, limits)
-            if time.monotonic() - began_s > self._timeout_s:
+            took_s = time.monotonic() - began_s
+            if took_s > self._timeout_s:
                 return Compiled(None, self._too_long())
         except Exception as error:  # whatever a conversion may raise
             return Compiled(None, _one_line(str(error)) or type(error).__name__)
@@ -203,7 +229,15 @@ class Grammars:
             return Compiled(None, _one_line(matcher.get_error()))
         if not _allows_text(matcher, ends):
             return Compiled(None, "it allows nothing but an empty answer")
-        return Compiled(matcher)
+        return Compiled(matcher, took_s=took_s)
+
+    def _again(self, key: Key, used: Future[Compiled]) -> LLMatcher:
+        """Another matcher, which shares nothing; nor will those who come later share `used`."""
+        with self._lock:
+            if self._compiled.get(key) is used:
+                del self._compiled[key]
+        tokenizer, limits, _ = self._vocabulary()
+        return _compile(*key, tokenizer, limits)
 
     def _too_long(self) -> str:
         return f"it takes more than {self._timeout_s:g} s to compile; simplify it"
@@ -211,7 +245,7 @@ class Grammars:
     def _vocabulary(self) -> tuple[LLTokenizer, LLParserLimits, frozenset[int]]:
         with self._building:
             if self._built is None:
-                self._built = _build(self._tokenizer(), self.vocab_size)
+                self._built = _build(self._tokenizer(), self.vocab_size, self._states)
             return self._built
 
 
@@ -241,7 +275,7 @@ def _allows_text(matcher: LLMatcher, ends: frozenset[int]) -> bool:
 
 
 def _build(
-    tokenizer: Tokenizer, vocab_size: int
+    tokenizer: Tokenizer, vocab_size: int, states: int
 ) -> tuple[LLTokenizer, LLParserLimits, frozenset[int]]:
     from llguidance import LLParserLimits, LLTokenizer, TokenizerWrapper
 
@@ -251,7 +285,7 @@ def _build(
     if not ends:
         raise InvalidRequest("this model has no end token, which a grammar needs")
     wrapper = TokenizerWrapper(_Vocabulary(tokenizer, vocab_size, ends))
-    limits = LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
+    limits = LLParserLimits(max_lexer_states=states, verbose_errors=False)
     return LLTokenizer(wrapper, eos_token=sorted(ends)), limits, ends
 
 

@@ -2,6 +2,7 @@
 
 DEADLY     the process dies when it is to draw the answer's token number DEADLY_AT
 HANGING    there it never comes back
+WEARING    the process dies when it is to draw a second token of the answer
 """
 
 import os
@@ -22,11 +23,13 @@ from octavo.observe.lives import Lives
 from octavo.simulate.oracle import OracleRunner
 
 VOCABULARY = 97
-DEADLY, HANGING, AT = 1001, 1002, 3
+DEADLY, HANGING, WEARING, AT = 1001, 1002, 1003, 3
 STEP_S = 0.002
 """So that a test meets it in the middle of something."""
 REFUSING, SILENT = "refuse", "die"
 """Models that cannot be built."""
+SLEEPING = "sleep"
+"""One whose second engine is never ready."""
 
 
 class Dangerous:
@@ -35,6 +38,7 @@ class Dangerous:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._rows: dict[int, Request] = {}
+        self._worn = False
 
     def execute(self, plan: StepPlan) -> StepResult:
         time.sleep(STEP_S)
@@ -47,6 +51,10 @@ class Dangerous:
                     os._exit(3)
                 if HANGING in prompt:
                     time.sleep(3600)
+            if span.samples and WEARING in prompt:
+                if self._worn:
+                    os._exit(3)
+                self._worn = True
         return self._runner.execute(plan)
 
 
@@ -55,6 +63,8 @@ def build(setup: Setup, board: Board) -> Crank:
         raise ConfigError("no such model: name another", param="model")
     if setup.config.model == SILENT:
         os._exit(7)
+    if setup.config.model == SLEEPING and setup.restarts == 1:
+        time.sleep(3600)
     blocks = setup.resolved.blocks
     oracle = OracleRunner(blocks=blocks, block_size=4, vocabulary=VOCABULARY)
     scheduler = Scheduler(BlockManager(blocks=blocks, block_size=4), setup.resolved.limits)

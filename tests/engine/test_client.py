@@ -9,6 +9,7 @@ from tests.text.vocabulary import tokenizer_of
 
 from octavo.core.block_manager import BlockManager
 from octavo.core.budget import Limits
+from octavo.core.events import Token
 from octavo.core.plan import StepPlan, StepResult
 from octavo.core.request import Request, Sampling
 from octavo.core.scheduler import Scheduler
@@ -16,7 +17,7 @@ from octavo.engine.client import AsyncClient
 from octavo.engine.door import Ticket
 from octavo.engine.engine import Engine, EngineStatus
 from octavo.engine.thread import EngineThread
-from octavo.engine.wire import Stop
+from octavo.engine.wire import ANSWERS, Flush, Stop
 from octavo.errors import EngineError, EngineStopped, InvalidRequest, Overloaded, RequestError
 from octavo.simulate.oracle import OracleRunner, answer_alone
 from octavo.text.assembler import Assembler, Delta, Ended, StopRules
@@ -147,6 +148,88 @@ async def test_B111_an_answer_that_cannot_be_put_into_words_is_the_only_one_to_e
             assert not isinstance(result, BaseException)
             assert result[0] == answer_alone(tickets[index].request, VOCABULARY)
         await settled(lambda: engine.idle)
+
+
+async def test_what_the_front_cannot_take_in_ends_that_answer_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A defect in its books, say, while several tokens come in one message."""
+    async with serving() as (client, runner, engine):
+        take = client._ledger.token
+
+        def broken(event: Token, now: float) -> str | None:
+            if event.request_id == "r2" and event.number == 3:
+                raise ZeroDivisionError
+            return take(event, now)
+
+        monkeypatch.setattr(client._ledger, "token", broken)
+        tickets = [ticket(f"r{number}", (5, number)) for number in range(4)]
+        runner.let_all()
+        results = await asyncio.gather(
+            *[collect(client, one) for one in tickets], return_exceptions=True
+        )
+        assert isinstance(results[2], EngineError)
+        for index in (0, 1, 3):
+            result = results[index]
+            assert not isinstance(result, BaseException)
+            assert result[0] == answer_alone(tickets[index].request, VOCABULARY)
+        await settled(lambda: engine.idle)
+
+
+async def test_a_question_whose_answer_cannot_be_read_ends_for_who_asked_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with serving() as (client, runner, _):
+        runner.let_all()
+        monkeypatch.setitem(ANSWERS, Flush, str)
+        with pytest.raises(EngineError, match="could not be read"):
+            await client.flush()
+        assert await collect(client, ticket("served"))
+
+
+async def test_trouble_of_who_is_told_of_a_death_is_none_of_the_answers() -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    async with serving() as (client, runner, engine):
+        client.on_death, client.on_ready = broken, broken
+        client.died([])
+        client.ready(engine.status())
+        runner.let_all()
+        assert await collect(client, ticket("served"))
+
+
+@pytest.mark.parametrize("limit", [{"waiting": 3}, {"waiting_tokens": 6}])
+async def test_queue_limits_hold_while_an_engine_is_started_again(limit: dict[str, int]) -> None:
+    """One is under way; of those that come while there is no engine, three may wait."""
+    async with serving(**limit, sequences=1) as (client, runner, engine):
+        first = asyncio.ensure_future(collect(client, ticket("first", tokens=9)))
+        await settled(lambda: bool(engine.scheduler.running))
+        runner.let_steps(2)
+        await settled(lambda: bool(client._ledger._answers["first", 0].emitted))
+        client.died([])
+        coming = [asyncio.ensure_future(collect(client, ticket(f"r{n}"))) for n in range(5)]
+        outcomes = await asyncio.wait_for(asyncio.gather(*coming[3:], return_exceptions=True), 60)
+        assert [type(outcome) for outcome in outcomes] == [Overloaded] * 2
+        runner.let_all()
+        await settled(lambda: engine.idle)
+        client.ready(engine.status())
+        answers = await asyncio.gather(*coming[:3])
+        assert all(ended.finish_reason == "length" for _, ended in answers)
+        first.cancel()
+
+
+async def test_the_engine_is_busy_while_an_answer_is_not_whole() -> None:
+    async with serving() as (client, runner, engine):
+        assert client.busy_since_s is None
+        stream = client.stream(ticket("a", tokens=9))
+        reading = asyncio.ensure_future(anext(stream))
+        await settled(lambda: bool(engine.scheduler.running))
+        assert client.busy_since_s is not None
+        runner.let_all()
+        await reading
+        await settled(lambda: client.busy_since_s is None)
+        await stream.aclose()
 
 
 async def settled(condition: Callable[[], bool]) -> None:

@@ -102,3 +102,15 @@ def test_a_grammar_that_is_there_holds_nothing() -> None:
     crank = Crank(noisy.engine, grammars=noisy.door.grammars)
     crank.obey([Submit(noisy.ask("held", structured=Structured(regex="[ab]{5}")))])
     assert not crank.engine.idle
+
+
+def test_who_waits_for_a_grammar_is_work_that_waits(cranked: tuple[Noisy, Held, Crank]) -> None:
+    """Else nobody would notice that an engine hangs over one."""
+    noisy, grammars, crank = cranked
+    held = noisy.ask("held", structured=Structured(regex="[ab]{5}"), n=3)
+    assert crank.obey([Submit(held)]).status.waiting == 3
+    (compiled,) = grammars.asked.values()
+    compiled.set_result(Compiled(None))
+    assert crank.step().status.waiting + crank.engine.status().running == 3
+    run(crank)
+    assert crank.status().waiting == 0

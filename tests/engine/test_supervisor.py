@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from tests.engine.child import DEADLY, HANGING, REFUSING, SILENT, VOCABULARY
+from tests.engine.child import DEADLY, HANGING, REFUSING, SILENT, SLEEPING, VOCABULARY, WEARING
 from tests.engine.test_client import TOKENIZER, collect, ticket
 from tests.serve.scripted import IDLE
 
@@ -153,7 +153,7 @@ async def test_who_kills_the_engine_twice_ends_with_an_error_and_nobody_else_doe
             *(collect(client, one) for one in (bad, *good)), return_exceptions=True
         )
         assert isinstance(outcome, EngineError)
-        assert "twice" in outcome.message
+        assert "more than once" in outcome.message
         for one, answer in zip(good, answers, strict=True):
             assert not isinstance(answer, BaseException), answer
             assert answer[0] == answer_alone(one.request, VOCABULARY)
@@ -163,10 +163,26 @@ async def test_who_kills_the_engine_twice_ends_with_an_error_and_nobody_else_doe
 
 async def test_alone_it_has_two_tries() -> None:
     async with supervised() as (client, _):
-        with pytest.raises(EngineError, match="twice"):
+        with pytest.raises(EngineError, match="more than once"):
             await collect(client, ticket("bad", (DEADLY,), tokens=30))
         await until(lambda: client.state == "ready")
         assert client.restarts == 2
+
+
+async def test_a_request_that_lives_through_a_token_an_engine_ends_with_an_error() -> None:
+    """And those beside it, which come no further either, go on to their ends."""
+    async with supervised() as (client, _):
+        bad = ticket("bad", (5, WEARING), tokens=30)
+        good = [ticket(f"good{n}", (n,), tokens=30) for n in range(3)]
+        outcome, *answers = await asyncio.gather(
+            *(collect(client, one) for one in (bad, *good)), return_exceptions=True
+        )
+        assert isinstance(outcome, EngineError)
+        assert "more than once" in outcome.message
+        for one, answer in zip(good, answers, strict=True):
+            assert not isinstance(answer, BaseException), answer
+            assert answer[0] == answer_alone(one.request, VOCABULARY)
+        assert 2 <= client.restarts <= 5
 
 
 async def test_a_hung_engine_counts_as_dead() -> None:
@@ -175,7 +191,7 @@ async def test_a_hung_engine_counts_as_dead() -> None:
         hanging = asyncio.ensure_future(collect(client, ticket("bad", (HANGING,), tokens=30)))
         answer = await collect(client, good)
         assert answer[0] == answer_alone(good.request, VOCABULARY)
-        with pytest.raises(EngineError, match="twice"):
+        with pytest.raises(EngineError, match="more than once"):
             await hanging
 
 
@@ -350,3 +366,44 @@ async def test_closing_while_another_engine_starts_ends() -> None:
         async with asyncio.timeout(60):
             await client.close()
         assert not client.alive
+
+
+async def test_an_engine_that_hangs_while_it_loads_again_is_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second one never is ready; the third is."""
+    monkeypatch.setattr("octavo.engine.supervisor.LOADS", 3.0)
+    async with supervised(stall_s=2.0, model=SLEEPING) as (client, link):
+        one = ticket("open", tokens=40)
+        answer = asyncio.ensure_future(collect(client, one))
+        await until(lambda: client.status().running == 1)
+        kill(link)
+        assert (await answer)[0] == answer_alone(one.request, VOCABULARY)
+        assert link._setup.restarts >= 2
+
+
+async def test_a_front_that_fails_on_the_news_is_no_death_of_the_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with supervised() as (client, link):
+        told, pid = client.told, link.pid
+
+        def broken(news: News) -> None:
+            told(news)
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(client, "told", broken)
+        one = ticket("served")
+        assert (await collect(client, one))[0] == answer_alone(one.request, VOCABULARY)
+        assert (client.restarts, link.pid) == (0, pid)
+
+
+async def test_who_closes_it_too_waits_for_the_end_as_well() -> None:
+    async with supervised() as (client, link):
+        first = asyncio.ensure_future(client.close())
+        await asyncio.sleep(0)
+        await client.close()
+        assert not client.alive
+        assert link._life is not None
+        assert link._life.process.returncode is not None
+        await first

@@ -154,6 +154,7 @@ class ScriptedClient:
         self.alive = True
         self.draining = False
         self.restarting = False
+        self.busy_since_s: float | None = None
         self.state = IDLE
         self.lives = Lives()
         self.engine = idle_engine()

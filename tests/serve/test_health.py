@@ -1,14 +1,15 @@
 """Health follows the engine; metrics follow what was served."""
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import httpx
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.serve.scripted import IDLE, Gate, Script, Served, scripted_server
+from tests.serve.oracle import oracle_server
+from tests.serve.scripted import IDLE, Script, Served, scripted_server
+from tests.serve.test_slow_readers import SMALL, asked, body_of, wait_for
 
 from octavo.errors import EngineError
 
@@ -61,23 +62,28 @@ def test_live_and_ready_say_what_to_do_with_the_server(http: httpx.Client, serve
     assert http.get("/health/ready").json() == {"status": "dead"}
 
 
-def test_stalled_is_open_requests_without_steps() -> None:
-    with scripted_server(stall_s=-1.0) as served, ThreadPoolExecutor(1) as thread:
-        served.client.script = Script(gate=(gate := Gate()))
-        health = f"{served.url}/health"
+def test_stalled_is_work_without_steps() -> None:
+    with scripted_server(stall_s=-1.0) as served:
+        client, health = served.client, f"{served.url}/health"
         assert httpx.get(health).json()["status"] == "ok"
-        answer = thread.submit(
-            httpx.post, f"{served.url}/v1/completions", json={"prompt": "x"}, timeout=60
-        )
-        assert gate.reached.wait(60)
+        client.busy_since_s = time.monotonic()
         stalled = httpx.get(health)
         assert (stalled.status_code, stalled.json()["status"]) == (503, "stalled")
-        served.client.state = replace(IDLE, stepped_at_s=time.monotonic() + 3600)
+        client.state = replace(IDLE, stepped_at_s=time.monotonic() + 3600)
         assert httpx.get(health).json()["status"] == "ok"
-        gate.open()
-        assert answer.result().status_code == 200
-        served.client.state = IDLE
-        assert httpx.get(health).json()["status"] == "ok"
+        client.state, client.busy_since_s = IDLE, time.monotonic() + 3600
+        assert httpx.get(health).json()["status"] == "ok", "it has had no time yet"
+
+
+def test_an_answer_that_is_there_and_is_not_read_stalls_nobody() -> None:
+    """Its reader takes nothing; the engine has nothing to do."""
+    with oracle_server(stall_s=-1.0, blocks=800, max_model_len=400, send_buffer=SMALL) as served:
+        client, body = served.client, body_of(1, stream=True, n=16)
+        with asked(served.url, body):
+            wait_for(lambda: client.status().tokens_sampled == 4800 and not client.status().running)
+            assert httpx.get(f"{served.url}/admin/drain").json()["under_way"] == 1
+            wait_for(lambda: httpx.get(f"{served.url}/health").json()["status"] == "ok")
+            assert httpx.get(f"{served.url}/admin/drain").json()["under_way"] == 1
 
 
 def test_metrics_of_requests(http: httpx.Client, api: openai.OpenAI, served: Served) -> None:

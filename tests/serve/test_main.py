@@ -34,6 +34,7 @@ class EndlessClient:
     def __init__(self) -> None:
         self.alive = True
         self.draining = self.restarting = False
+        self.busy_since_s = None
         self.started = threading.Semaphore(0)
         self._closed = asyncio.Event()
 

@@ -81,7 +81,8 @@ def test_the_wait_is_predicted_from_the_answers_that_ended(
 
 def test_the_prediction() -> None:
     departures = Departures()
-    departures.busy(100.0)
+    departures.enter(100.0)
+    departures.enter(105.0)
     assert departures.predicted_s(5, 110.0) is None
     departures.ended(110.0)
     assert departures.predicted_s(5, 110.0) == 50.0
@@ -91,7 +92,9 @@ def test_the_prediction() -> None:
     for number in range(REMEMBERED):
         departures.ended(200.0 + number)
     assert departures.predicted_s(1, 200.0 + REMEMBERED) == 1.0, "the last ones count"
-    departures.busy(1000.0)
+    departures.leave()
+    departures.leave()
+    departures.enter(1000.0)
     assert departures.predicted_s(5, 1001.0) is None
 
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping
+from functools import partial
 from typing import Any, Literal, Protocol
 
 from octavo.core.budget import Limits
@@ -46,12 +47,13 @@ from octavo.text.assembler import Delta, Ended
 logger = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
+_Event = PromptScored | Token | Finished | Refused
 State = Literal["starting", "ready", "restarting", "ended"]
 
 RETRY_MESSAGE = "the engine is not taking requests; try again later"
 GIVEN_UP = (
-    "the engine ended twice while it computed this request and nothing came of it between; it is"
-    " not tried again"
+    "the engine ended more than once while it computed this request, the last time when it computed"
+    " nothing else; it is not tried again"
 )
 
 
@@ -141,6 +143,12 @@ class AsyncClient:
         """The engine has died and the next is not ready yet."""
         return self.state == "restarting"
 
+    @property
+    def busy_since_s(self) -> float | None:
+        """Since when the engine has had an answer to compute, on the clock; None if it has none.
+        One that is there and was not read yet is no work of its."""
+        return self._ledger.since_s
+
     def status(self) -> EngineStatus:
         """As of the last step."""
         assert self._status is not None, "start() comes first"
@@ -154,6 +162,7 @@ class AsyncClient:
         """
         if self.draining or not self.alive:
             raise EngineStopped(RETRY_MESSAGE)
+        self._check_queue(ticket.request)
         request_id = ticket.request.id
         mailbox = self._mailboxes[request_id] = Mailbox(ticket)
         unread = mailbox.unfinished
@@ -167,6 +176,17 @@ class AsyncClient:
             del self._mailboxes[request_id]
             if mailbox.unfinished:
                 self._send(self._ledger.close(request_id))
+
+    def _check_queue(self, request: Request) -> None:
+        """What no engine gets at once must find room in the queue here.
+
+        Raises   Overloaded.
+        """
+        if self._status is None or (self.state == "ready" and not self._ledger.holding):
+            return
+        refused = self._ledger.refusal(request, self._limits or self._status.limits)
+        if refused is not None:
+            raise _refusal(refused)
 
     # --- questions
 
@@ -254,32 +274,43 @@ class AsyncClient:
         self._send(Ask(number, question) for number, (question, _) in self._asked.items())
         self._send(self._ledger.resubmit(self._clock()))
         if self.restarts:
-            self.on_ready()
+            _call(self.on_ready)
 
     def told(self, news: News) -> None:
         self._status = news.status
         now = self._clock()
-        for scored in news.scores:
-            if owner := self._ledger.owner(scored):
-                self._tell(owner, scored)
-        for token in news.tokens:
-            if owner := self._ledger.token(token, now):
-                self._tell(owner, token)
-        for end in news.ends:
-            if closed := self._ledger.end(end):
-                self._tell(*closed)
-        for refused in news.refusals:
-            if owner := self._ledger.owner_of(refused.request_id):
-                self._fail(owner, _refusal(refused))
+        events: tuple[_Event, ...] = (*news.scores, *news.tokens, *news.ends, *news.refusals)
+        for event in events:
+            try:
+                self._take(event, now)
+            except Exception:  # the trouble of this request alone
+                logger.exception("what came of a request could not be taken in")
+                if owner := self._ledger.owner_of(event.request_id):
+                    self._fail(owner, EngineError("what came of this request was lost"))
         for reply in news.replies:
             self._settle(reply)
         self._send(self._ledger.release(now))
+
+    def _take(self, event: _Event, now: float) -> None:
+        match event:
+            case Token():
+                if owner := self._ledger.token(event, now):
+                    self._tell(owner, event)
+            case PromptScored():
+                if owner := self._ledger.owner(event):
+                    self._tell(owner, event)
+            case Finished():
+                if closed := self._ledger.end(event):
+                    self._tell(*closed)
+            case Refused():
+                if owner := self._ledger.owner_of(event.request_id):
+                    self._fail(owner, _refusal(event))
 
     def died(self, computing: Collection[Key], *, killed: bool = False) -> None:
         self.state = "restarting"
         self.restarts += 1
         if self._status is not None:
-            self.on_death(self._status)
+            _call(partial(self.on_death, self._status))
         culprit = self._ledger.died(computing, KILLED if killed else DIED, now=self._clock())
         if culprit is not None:
             self._fail(culprit, EngineError(GIVEN_UP))
@@ -326,8 +357,20 @@ class AsyncClient:
             return
         if reply.problem is not None:
             future.set_exception(error_of(reply.problem))
-        else:
+            return
+        try:
             future.set_result(decode(reply.answer, ANSWERS[type(question)]))
+        except Exception as error:  # the trouble of who asked alone
+            logger.exception("an answer of the engine could not be read")
+            future.set_exception(EngineError(f"the engine's answer could not be read: {error}"))
+
+
+def _call(observer: Callable[[], None]) -> None:
+    """Trouble of those who are told is none of the answers'."""
+    try:
+        observer()
+    except Exception:
+        logger.exception("one who is told of the engine's life failed")
 
 
 def _refusal(refused: Refused) -> RequestError:

@@ -3,11 +3,12 @@
 import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 
 from octavo.core.events import Event, Finished, PromptScored, Refused, Token
 from octavo.core.request import Request
-from octavo.engine.engine import Engine
+from octavo.engine.engine import Engine, EngineStatus
 from octavo.engine.showing import show_block, show_pool
 from octavo.engine.wire import (
     Ask,
@@ -55,6 +56,12 @@ class Crank:
     @property
     def idle(self) -> bool:
         return self.engine.idle and not self._held
+
+    def status(self) -> EngineStatus:
+        """The engine's, where those that wait for their grammar wait too."""
+        status = self.engine.status()
+        held = sum(request.branches for request, _ in self._held)
+        return replace(status, waiting=status.waiting + held) if held else status
 
     def obey(self, commands: Iterable[Command]) -> News:
         """What came of the commands up to a `Stop`; they take no step."""
@@ -110,7 +117,7 @@ class Crank:
                 assert isinstance(event, Refused)
                 refusals.append(event)
         return News(
-            status=self.engine.status(),
+            status=self.status(),
             scores=tuple(scores),
             tokens=tuple(tokens),
             ends=tuple(ends),

@@ -5,15 +5,23 @@
              engine died  └ submitted again as prompt + emitted tokens
 
 No I/O and no clock. An answer that was being computed when an engine died is to blame for it,
-perhaps; a token clears it. Blamed for two deaths it is suspected, and from then on computed alone,
-while all others wait, until it gets a token. A request that was alone when the engine died, and had
-been suspected or alone at the death before, ends with an error.
+perhaps. Blamed for two deaths it is suspected, and tried: computed alone, while all others wait,
+until it has come further than it did in the engine that died.
+
+    blamed ──▶ suspected ──▶ tried alone ──▶ passed: suspected again at the next death
+                                  │          (each trial may be twice as long as the one before)
+                                  └────────▶ died: the request ends with an error
+
+So does a request that was alone at two deaths. Whatever an answer does to engines, their number
+grows with the logarithm of its length, not with its length.
 """
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
-from octavo.core.events import Finished, Interruption, PromptScored, Receipt, Token
+from octavo.core.budget import Limits
+from octavo.core.events import Finished, Interruption, PromptScored, Receipt, Refused, Token
+from octavo.core.queue import turned_away
 from octavo.core.request import Request, branch_name
 from octavo.engine.wire import Cancel, Command, Submit
 
@@ -22,7 +30,10 @@ Key = tuple[str, int]
 
 DIED, KILLED, SUSPICIOUS = 4, 1, 8
 """The blame for an engine that died or hung; for one that was killed from outside (by hand, or as
-memory ran out), which is hardly a request's doing; and what makes a suspect."""
+memory ran out), which is hardly a request's doing; and what makes a suspect. A token clears what is
+less than `DIED`."""
+TRIAL_TOKENS = 4
+"""The most tokens of an answer's first trial."""
 
 
 @dataclass(slots=True)
@@ -40,9 +51,15 @@ class Answer:
     lost_tokens: int = 0
     """Positions whose KV went with an engine, as far as tokens came of them."""
     blame: int = 0
-    """For deaths at which it was being computed since it got a token."""
+    """For deaths at which it was being computed since it passed a trial."""
     blame_alone: int = 0
-    """For those of them at which nothing else was being computed."""
+    """For all at which nothing else was being computed."""
+    began: int = 0
+    """How many tokens it had when the engine got it."""
+    lived: int = 0
+    """How many came of the last engine that died with it."""
+    trials: int = 0
+    """Those that it passed."""
     stopped: bool = False
     """The front has found its end, and waits for the engine to say so too."""
     held: bool = False
@@ -56,6 +73,26 @@ class Answer:
     def suspected(self) -> bool:
         return self.blame >= SUSPICIOUS
 
+    def take(self, token: int) -> None:
+        self.emitted.append(token)
+        if self.blame or self.blame_alone:
+            self._clear()
+
+    def _clear(self) -> None:
+        self.blame -= self.blame % DIED
+        self.blame_alone -= self.blame_alone % DIED
+        enough = min(max(self.lived + 1, 1 << self.trials), TRIAL_TOKENS << self.trials)
+        if self.suspected and len(self.emitted) - self.began >= enough:
+            self.blame = DIED
+            self.trials += 1
+
+    def outlive(self, now: float) -> None:
+        """The engine died that had it."""
+        self.deaths += (Interruption(now, "engine_died"),)
+        self.lived = len(self.emitted) - self.began
+        if self.emitted:
+            self.lost_tokens += len(self.request.prompt) + len(self.emitted)
+
 
 class Ledger:
     """The answers under way, in order of arrival."""
@@ -63,9 +100,29 @@ class Ledger:
     def __init__(self) -> None:
         self._answers: dict[Key, Answer] = {}
 
+    @property
+    def since_s(self) -> float | None:
+        """Since when some answer has been under way; None if none is.
+
+        Cost     O(1).
+        """
+        return next((answer.arrived_s for answer in self._answers.values()), None)
+
+    @property
+    def holding(self) -> bool:
+        """What comes now is held back, as a suspect is computed alone."""
+        return self._suspect() is not None
+
+    def refusal(self, request: Request, limits: Limits) -> Refused | None:
+        """Whether the queue is too long for one request more while no engine can say so: who has no
+        token yet waits then."""
+        waiting = [answer for answer in self._answers.values() if not answer.emitted]
+        tokens = sum(1 if one.branch else len(one.request.prompt) for one in waiting)
+        return turned_away(request, limits, answers=len(waiting), tokens=tokens)
+
     def open(self, request: Request, now: float) -> tuple[Command, ...]:
         """Keep a request; what to send."""
-        held = self._suspect() is not None
+        held = self.holding
         for one in request.split():
             name = branch_name(request.id, one.sampling.branch) if held else request.id
             self._answers[name, one.sampling.branch] = Answer(request.id, one, now, held=held)
@@ -80,8 +137,7 @@ class Ledger:
         if answer is None:
             return None
         assert event.number == len(answer.emitted), f"{event} after {len(answer.emitted)} tokens"
-        answer.emitted.append(event.token)
-        answer.blame = answer.blame_alone = 0
+        answer.take(event.token)
         if answer.first_token_s is None:
             answer.first_token_s = now
         return answer.owner
@@ -93,10 +149,12 @@ class Ledger:
 
     def end(self, event: Finished) -> tuple[str, Finished] | None:
         """Close an answer; the id of its request and its end, None if that has gone."""
-        answer = self._answers.pop((event.request_id, event.branch), None)
+        answer = self._answers.get((event.request_id, event.branch))
         if answer is None:
             return None
-        return answer.owner, replace(event, receipt=_whole(event.receipt, answer))
+        whole = replace(event, receipt=_whole(event.receipt, answer))
+        del self._answers[event.request_id, event.branch]
+        return answer.owner, whole
 
     def stop(self, owner: str, branch: int) -> tuple[Cancel, ...]:
         """The front has found the end of an answer, a stop string say; what to send."""
@@ -126,9 +184,7 @@ class Ledger:
         again."""
         for answer in self._answers.values():
             if not answer.held:
-                answer.deaths += (Interruption(now, "engine_died"),)
-                length = len(answer.request.prompt) + len(answer.emitted)
-                answer.lost_tokens += length if answer.emitted else 0
+                answer.outlive(now)
         known = [self._answers[key] for key in computing if key in self._answers]
         if not known:  # between two steps: over anything that it was told
             known = [answer for answer in self._answers.values() if not answer.held]
@@ -155,9 +211,11 @@ class Ledger:
             return ()
         held = [(key, answer) for key, answer in self._answers.items() if answer.held]
         suspects = [(key, answer) for key, answer in held if answer.suspected]
+        # Who has passed a trial goes on beside the next; if that dies there, it is the next first.
+        first = max(suspects, key=lambda one: one[1].blame, default=None)
         commands: list[Command] = []
-        for key, answer in suspects[:1] or held:
-            answer.held = False
+        for key, answer in held if first is None else (first,):
+            answer.held, answer.began = False, len(answer.emitted)
             commands += _again(key, answer, now)
         return tuple(commands)
 

@@ -49,6 +49,8 @@ PAUSES_S = (0.0, 0.0, 0.5, 2.0, 5.0)
 was done."""
 STOP_S = 10.0
 """How long an engine that is told to stop may take for the step it is in."""
+LOADS = 10.0
+"""An engine that is started again may take so many times as long as the first one did."""
 
 
 @dataclass(slots=True)
@@ -83,15 +85,20 @@ class _Life:
     folder: str
     vitals: Vitals
 
-    async def begin(self, setup: Setup) -> EngineStatus:
+    async def begin(self, setup: Setup, within_s: float | None) -> EngineStatus:
         """Have it build the engine.
 
-        Raises   the error that the engine was refused with; EngineError when it died over it.
+        Raises   the error that the engine was refused with; EngineError when it died over it, or
+                 was not ready in time.
         """
         greeting = asyncio.ensure_future(self._greet(setup))
         ending = asyncio.ensure_future(self.process.wait())
         try:
-            await asyncio.wait({greeting, ending}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(
+                {greeting, ending}, timeout=within_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:
+                raise EngineError(f"the engine process was not ready within {within_s:.1f} s")
             if not greeting.done():  # its last word may be on the way
                 await asyncio.wait({greeting}, timeout=1)
             if not greeting.done():
@@ -135,6 +142,7 @@ class EngineProcess:
     """A `Link` to an engine in a process of its own.
 
     An engine that has work and was not heard of for `stall_s` is killed, and so dead (0: never).
+    One that is started again has so long to be ready, or `LOADS` times as long as the first took.
     """
 
     def __init__(
@@ -147,7 +155,8 @@ class EngineProcess:
         self._life: _Life | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._ready = False
-        self._closing = False
+        self._first_load_s: float | None = None
+        self._closing: asyncio.Task[None] | None = None
 
     @property
     def pid(self) -> int | None:
@@ -190,9 +199,11 @@ class EngineProcess:
             self._life.socket.send(message)
 
     async def close(self) -> None:
-        if self._closing:
-            return
-        self._closing = True
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         if self._keeping is not None:
             if self._ready:
                 self.send(Stop())
@@ -212,13 +223,23 @@ class EngineProcess:
         life = self._life
         assert life is not None
         try:
-            if self._closing:
+            if self._closing is not None:
                 raise EngineStopped("the server is stopping")
-            return await life.begin(self._setup)
+            began_s = time.monotonic()
+            status = await life.begin(self._setup, self._within_s())
+            if self._first_load_s is None:
+                self._first_load_s = time.monotonic() - began_s
+            return status
         except BaseException:
             self._life = None
             await life.end()
             raise
+
+    def _within_s(self) -> float | None:
+        """How long an engine may take to be ready; the first one is in nobody's way."""
+        if self._first_load_s is None or not self._stall_s:
+            return None
+        return max(self._stall_s, LOADS * self._first_load_s)
 
     async def _keep(self, front: Front) -> None:
         try:
@@ -235,7 +256,7 @@ class EngineProcess:
         while True:
             why, killed = await self._live(front)
             self._ready = False
-            if self._closing:
+            if self._closing is not None:
                 break
             life, self._life = self._life, None
             assert life is not None
@@ -244,7 +265,7 @@ class EngineProcess:
             front.died(computing, killed=killed)
             useless = 0 if life.vitals.stepped else useless + 1
             status = await self._begin_again(useless)
-            if status is None or self._closing:
+            if status is None or self._closing is not None:
                 break
             self._ready = True
             front.ready(status)
@@ -255,7 +276,7 @@ class EngineProcess:
         started_s = time.monotonic()
         for attempt in range(FAILED_STARTS):
             await asyncio.sleep(PAUSES_S[min(useless + attempt, len(PAUSES_S) - 1)])
-            if self._closing:
+            if self._closing is not None:
                 return None
             self._setup = msgspec.structs.replace(self._setup, restarts=self._setup.restarts + 1)
             try:
@@ -294,7 +315,7 @@ class EngineProcess:
         while True:
             news = decode_news(await life.socket.recv())
             life.vitals.heard(news, time.monotonic())
-            front.told(news)
+            _tell(front, news)
             await asyncio.sleep(0)  # others may go on, however much has come
 
     async def _watch(self, life: _Life) -> None:
@@ -306,6 +327,14 @@ class EngineProcess:
         if self._life is not None:
             with suppress(ProcessLookupError):
                 self._life.process.kill()
+
+
+def _tell(front: Front, news: News) -> None:
+    """What a front makes of the news is no fault of the engine."""
+    try:
+        front.told(news)
+    except Exception:
+        logger.exception("the front failed on what the engine said; both go on")
 
 
 def _said(code: int | None) -> str:

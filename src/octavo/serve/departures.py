@@ -1,4 +1,5 @@
-"""Departures: when answers ended, and what that says of how long a queue will take."""
+"""Departures: how many answers are open, when others ended, and what that says of how long a queue
+will take."""
 
 from collections import deque
 
@@ -11,13 +12,20 @@ class Departures:
     that ends lets one in. That is no promise: answers under way may be longer than those before."""
 
     def __init__(self) -> None:
+        self.open = 0
+        """Prompts whose answers are under way, or there and not read yet."""
         self._ended_s: deque[float] = deque(maxlen=REMEMBERED)
         self._busy_since_s = 0.0
 
-    def busy(self, now: float) -> None:
-        """The first answer after a rest is under way: what was before says nothing any more."""
-        self._ended_s.clear()
-        self._busy_since_s = now
+    def enter(self, now: float) -> None:
+        """One more is open; after a rest, what was before says nothing any more."""
+        if not self.open:
+            self._ended_s.clear()
+            self._busy_since_s = now
+        self.open += 1
+
+    def leave(self) -> None:
+        self.open -= 1
 
     def ended(self, now: float) -> None:
         self._ended_s.append(now)

@@ -61,6 +61,9 @@ class Client(Protocol):
     @property
     def draining(self) -> bool: ...
 
+    @property
+    def busy_since_s(self) -> float | None: ...
+
     def drain(self, on: bool = True) -> None: ...
 
     def status(self) -> EngineStatus: ...
@@ -125,28 +128,6 @@ class ServeSettings:
     """Set when a request has asked the server to end."""
 
 
-class Progress:
-    """How many answers are open, and since when there are any."""
-
-    def __init__(self) -> None:
-        self.open = 0
-        self._busy_since_s = 0.0
-
-    def enter(self, now: float) -> bool:
-        """One more is open; whether it is the only one."""
-        self.open += 1
-        if self.open == 1:
-            self._busy_since_s = now
-        return self.open == 1
-
-    def leave(self) -> None:
-        self.open -= 1
-
-    def lacking_s(self, stepped_at_s: float, now: float) -> float | None:
-        """How long nothing came, if the last step was then; None if nothing is to come."""
-        return now - max(self._busy_since_s, stepped_at_s) if self.open else None
-
-
 class Service:
     """Follows answers from the engine, and keeps the books about them.
 
@@ -175,7 +156,6 @@ class Service:
         self.started_at = int(time.time())
         self.visit = Visit()
         self._clock = clock
-        self._progress = Progress()
         self._departures = Departures()
 
     def for_visit(self, visit: Visit) -> "Service":
@@ -234,7 +214,7 @@ class Service:
         self._check_timeout(request)
         ticket = replace(ticket, request=request)
         self.visit.spend(len(request.prompt))
-        self._enter()
+        self._departures.enter(self._clock())
         began_s, ends, failure = self._clock(), list[Ended](), ""
         outcome = "abort"
         try:
@@ -263,7 +243,7 @@ class Service:
             outcome, failure = "error", error.code or error.kind
             raise
         finally:
-            self._progress.leave()
+            self._departures.leave()
             if outcome:
                 left = request.branches - len(ends)
                 self.metrics.lost(outcome, request, left, self.client.status().limits)
@@ -273,7 +253,7 @@ class Service:
     @property
     def open_answers(self) -> int:
         """Prompts whose answers are under way."""
-        return self._progress.open
+        return self._departures.open
 
     async def explain(self, ticket: Ticket) -> Explanation:
         """What the prefix cache has of the prompt of a request like this."""
@@ -281,10 +261,12 @@ class Service:
 
     @property
     def stalled(self) -> bool:
-        """There are open requests, and the engine has made no step for too long."""
-        stepped_at_s = self.client.status().stepped_at_s
-        lacking_s = self._progress.lacking_s(stepped_at_s, self._clock())
-        return lacking_s is not None and lacking_s > self.settings.stall_s
+        """The engine has answers to compute, and has made no step for too long."""
+        since_s = self.client.busy_since_s
+        if since_s is None:
+            return False
+        last_s = max(since_s, self.client.status().stepped_at_s)
+        return self._clock() - last_s > self.settings.stall_s
 
     def _check_timeout(self, request: Request) -> None:
         longest_s = self.settings.request_timeout_s
@@ -305,11 +287,6 @@ class Service:
         if predicted_s is not None:
             placed.retry_after_s = predicted_s
         return placed
-
-    def _enter(self) -> None:
-        now = self._clock()
-        if self._progress.enter(now):
-            self._departures.busy(now)
 
 
 def _outcome(began_s: float, ends: Sequence[Ended], error: str) -> Outcome:

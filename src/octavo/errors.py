@@ -24,6 +24,7 @@ OctavoError
 │   ├── QueueTimeout             503  it waited too long to be started; try later
 │   └── DeadlineExceeded         504  its own timeout has passed
 └── EngineError                  500  Octavo failed; the message says in which request or step
+    ├── EngineLoading            503  the model is not loaded yet; try later
     └── EngineStopped            503  the engine is draining or has ended
 """
 
@@ -165,6 +166,12 @@ class DownloadError(SetupError):
 
 class EngineError(OctavoError):
     pass
+
+
+class EngineLoading(EngineError):
+    status = 503
+    code = "model_loading"
+    retry_after_s = 1.0
 
 
 class EngineStopped(EngineError):

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import re
 import signal
 import socket
@@ -10,7 +11,7 @@ import sys
 import threading
 from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -201,3 +202,70 @@ def test_a_server_told_to_stop_ends_without_a_word(demo_model_path: Path) -> Non
         server.terminate()
         _, complaints = server.communicate(timeout=300)
     assert (server.returncode, complaints) == (0, "")
+
+
+NEVER_READY = (
+    "import sys\n"
+    "from octavo.cli.main import main\n"
+    "from octavo.engine.supervisor import EngineProcess\n"
+    "asleep = (sys.executable, '-c', 'import time; time.sleep(3600)')\n"
+    "EngineProcess.__init__.__kwdefaults__['command'] = asleep\n"
+    "sys.exit(main())\n"
+)
+"""A server whose engine loads for ever."""
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def get_from_the_start(url: str, server: "subprocess.Popen[str]") -> httpx.Response:
+    """As soon as anybody answers."""
+    while server.poll() is None:
+        with suppress(httpx.TransportError):
+            return httpx.get(url, timeout=60)
+    raise AssertionError(server.communicate())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_server_that_loads_says_so_and_leaves_nothing_behind_when_it_is_stopped(
+    demo_model_path: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    port = free_port()
+    command = [sys.executable, "-c", NEVER_READY, "serve", "--model", str(demo_model_path)]
+    command += ["--port", str(port), "--kv-cache-memory", "64MiB", "--log-level", "warning"]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    ) as server:
+        url = f"http://127.0.0.1:{port}"
+        first = get_from_the_start(f"{url}/health", server)
+        assert (first.status_code, first.json()["status"]) == (503, "loading")
+        while httpx.get(f"{url}/health/ready", timeout=60).json()["phase"] != "model":
+            pass
+        assert httpx.get(f"{url}/health/live", timeout=60).status_code == 200
+        refused = httpx.post(f"{url}/v1/messages", json={}, timeout=60)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert refused.json()["error"]["details"]["error_code"] == "model_loading"
+        assert list(tmp_path.iterdir())
+        server.send_signal(number)
+        output, complaints = server.communicate(timeout=300)
+    assert (server.returncode, output, complaints) == (0, "", "")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_server_that_listens_already(
+    demo_model_path: Path,
+) -> None:
+    program = NEVER_READY.replace("import time; time.sleep(3600)", "raise SystemExit(7)")
+    command = [sys.executable, "-c", program, "serve", "--model", str(demo_model_path)]
+    command += ["--port", "0", "--kv-cache-memory", "64MiB", "--log-level", "warning"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode != 0
+    assert "the engine process ended (exit code 7) before it was ready" in ended.stderr
+    assert "Traceback" not in ended.stderr

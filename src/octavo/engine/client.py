@@ -76,6 +76,9 @@ class Front(Protocol):
 class Link(Protocol):
     """The way to an engine."""
 
+    async def launch(self) -> None:
+        """Let it begin; `start` does too."""
+
     async def start(self, front: Front) -> None:
         """Returns once an engine was ready.
 
@@ -116,6 +119,10 @@ class AsyncClient:
         self._closing = False
         self.lost = asyncio.Event()
         """Set when the engine has ended for good and nobody had asked it to."""
+
+    async def launch(self) -> None:
+        """Let the engine begin to load; `start` waits for it."""
+        await self._link.launch()
 
     async def start(self) -> None:
         """Returns once the engine is ready.

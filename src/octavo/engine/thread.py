@@ -27,6 +27,9 @@ class EngineThread:
         self._front: Front | None = None
         self.status: EngineStatus = engine.status()
 
+    async def launch(self) -> None:
+        """It is there already."""
+
     async def start(self, front: Front) -> None:
         self._front, self._loop = front, asyncio.get_running_loop()
         self._thread.start()

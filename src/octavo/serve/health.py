@@ -11,11 +11,13 @@ from octavo.serve.service import Service
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """`status` is ok, draining, stalled (work, but no steps), restarting (the engine has died, and
-    another is on its way; what it had to do goes on there) or dead (it will not come again). The
-    numbers are for those who may read the metrics."""
+    """`status` is loading (with what the server loads just now as its `phase`), ok, draining,
+    stalled (work, but no steps), restarting (the engine has died, and another is on its way; what
+    it had to do goes on there) or dead (it will not come again). The numbers are for those who may
+    read the metrics."""
 
     status: str
+    phase: str | UnsetType = UNSET
     running: int | UnsetType = UNSET
     waiting: int | UnsetType = UNSET
     blocks_free: int | UnsetType = UNSET

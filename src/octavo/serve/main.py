@@ -14,12 +14,12 @@ from types import FrameType
 from typing import Any, Protocol
 
 import uvicorn
+from starlette.applications import Starlette
 
 from octavo import __version__
 from octavo.config import EngineConfig, Sources
 from octavo.engine.build import Prepared, prepare
 from octavo.engine.client import AsyncClient
-from octavo.engine.door import Door
 from octavo.engine.supervisor import EngineProcess
 from octavo.engine.wire import Setup
 from octavo.errors import ConfigError
@@ -29,6 +29,7 @@ from octavo.observe.tracing import Tracing, tracing_to
 from octavo.observe.vllm import cache_facts
 from octavo.resolve import Resolved, settings_line
 from octavo.serve.app import create_app
+from octavo.serve.entry import Entry
 from octavo.serve.history import remember
 from octavo.serve.protection import Protection
 from octavo.serve.reporting import report
@@ -51,7 +52,8 @@ UNREAD_S = 60
 
 
 def run_server(config: EngineConfig, sources: Sources) -> int:
-    """Serve until SIGINT or SIGTERM; answers under way are finished first.
+    """Serve until SIGINT or SIGTERM; answers under way are finished first. While the model loads
+    health is answered, and nothing else.
 
     Raises   SetupError: the model, the settings or the address cannot be used.
     """
@@ -93,7 +95,7 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 def _listen(listener: socket.socket) -> None:
-    """Take connections; an address that two servers have bound goes to the first that is ready."""
+    """Take connections; an address that two servers have bound goes to the first that listens."""
     try:
         listener.listen()
     except OSError as error:
@@ -116,71 +118,106 @@ async def _serve(
     tracing: Tracing | None,
 ) -> int:
     """The exit code: 1 when the engine has ended, and will not come again."""
-    phases = Phases()
-    resolved = prepared.resolved
     known = replace(config, api_key=(), admin_api_key=())  # what an engine needs of it
-    setup = Setup(config=known, resolved=resolved, path=str(prepared.path))
-    link = EngineProcess(setup, stall_s=resolved.stall_s)
-    client = AsyncClient(link)
-    await link.launch()  # it loads the weights while the tokenizer is built here
+    setup = Setup(config=known, resolved=prepared.resolved, path=str(prepared.path))
+    client = AsyncClient(EngineProcess(setup, stall_s=prepared.resolved.stall_s))
+    entry = Entry()
+    server = DrainingServer(
+        protection.http_config(
+            entry,
+            access_log=config.log_level == "debug",
+            timeout_graceful_shutdown=FAREWELL_S,
+        ),
+        client,
+        drain_s=config.drain_timeout,
+    )
+    _obey_signals(server, protection)
+    _listen(listener)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    loading = asyncio.create_task(_load(config, prepared, client, entry, protection, tracing))
+    beside: list[asyncio.Task[None]] = []
     try:
-        door = prepared.door(config.seed)
-        phases.end("tokenizer loaded")
-        settings = ServeSettings(
-            model_names=(resolved.served_model_name,),
-            version=__version__,
-            about=about(prepared.opened.spec, resolved),
-            cache_facts=cache_facts(config, resolved),
-            web=config.web,
-            stall_s=resolved.stall_s / 2 or UNSUPERVISED_STALL_S,
-            keyring=protection.keyring,
-            allowed_origins=config.allowed_origins,
-            max_body_bytes=config.max_body_size,
-            trust_templates=config.trust_request_chat_template,
-            request_timeout_s=config.request_timeout,
-        )
-        app = create_app(client, door, settings, tracing=tracing)
-        client.on_death = app.state.metrics.take
-        server = DrainingServer(
-            protection.http_config(
-                app,
-                access_log=config.log_level == "debug",
-                timeout_graceful_shutdown=FAREWELL_S,
-            ),
-            client,
-            drain_s=config.drain_timeout,
-        )
-        warming = _warming(config, app.state.service)
-        await client.start()
-        phases.end("engine ready")
-        if warming is not None:
-            await warming.run()
-            phases.end(f"{warming.prompts} prompts preloaded")
-            client.on_ready = warming.again
-        _listen(listener)
-        _settle()
-        phases.end("listening")
-        # It takes these handlers over as it starts. Whoever is told where it is may stop it before;
-        # and when it has put them back it raises the signal that ended it once more.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, server.handle_exit)
-        if protection.has_files:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, protection.reload)
-        _announce(resolved.served_model_name, door, listener, protection)
-        beside: tuple[Coroutine[Any, Any, None], ...] = (
-            _end_without_engine(client, server),
-            remember(app.state.history, client.status),
-            _end_when_asked(settings.stop_asked, server),
-            report(app.state.metrics, client.status),
-        )
-        tasks = [asyncio.create_task(one) for one in beside]
-        await server.serve(sockets=[listener])
-        for task in tasks:
-            task.cancel()
+        await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)
+        if not serving.done():
+            app, settings = loading.result()
+            _settle()
+            entry.open(app)
+            _announce(prepared.resolved.served_model_name, app, listener, protection)
+            beside += map(asyncio.create_task, _beside(client, server, app, settings))
+            await asyncio.wait({serving})
+        serving.result()
         return int(client.lost.is_set())
     finally:
+        server.should_exit = True
+        for task in (loading, *beside):
+            task.cancel()
+        await asyncio.gather(serving, loading, *beside, return_exceptions=True)
         await client.close()
         gc.unfreeze()  # or nothing that is frozen would be freed as the process ends
+
+
+def _obey_signals(server: "DrainingServer", protection: Protection) -> None:
+    """Before anything is there that would be left behind. uvicorn takes the first two over as it
+    starts; when it has put them back it raises the signal that ended it once more."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, server.handle_exit)
+    if protection.has_files:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, protection.reload)
+
+
+async def _load(
+    config: EngineConfig,
+    prepared: Prepared,
+    client: AsyncClient,
+    entry: Entry,
+    protection: Protection,
+    tracing: Tracing | None,
+) -> tuple[Starlette, ServeSettings]:
+    """The application, once its engine is ready.
+
+    Raises   SetupError, EngineError.
+    """
+    phases, resolved = Phases(), prepared.resolved
+    await client.launch()  # it loads the weights while the tokenizer is built here
+    door = await asyncio.to_thread(prepared.door, config.seed)
+    phases.end("tokenizer loaded")
+    settings = ServeSettings(
+        model_names=(resolved.served_model_name,),
+        version=__version__,
+        about=about(prepared.opened.spec, resolved),
+        cache_facts=cache_facts(config, resolved),
+        web=config.web,
+        stall_s=resolved.stall_s / 2 or UNSUPERVISED_STALL_S,
+        keyring=protection.keyring,
+        allowed_origins=config.allowed_origins,
+        max_body_bytes=config.max_body_size,
+        trust_templates=config.trust_request_chat_template,
+        request_timeout_s=config.request_timeout,
+    )
+    app = create_app(client, door, settings, tracing=tracing)
+    client.on_death = app.state.metrics.take
+    warming = _warming(config, app.state.service)
+    entry.phase = "model"
+    await client.start()
+    phases.end("engine ready")
+    if warming is not None:
+        entry.phase = "prompts"
+        await warming.run()
+        phases.end(f"{warming.prompts} prompts preloaded")
+        client.on_ready = warming.again
+    return app, settings
+
+
+def _beside(
+    client: AsyncClient, server: uvicorn.Server, app: Starlette, settings: ServeSettings
+) -> tuple[Coroutine[Any, Any, None], ...]:
+    """What goes on while the server serves."""
+    return (
+        _end_without_engine(client, server),
+        remember(app.state.history, client.status),
+        _end_when_asked(settings.stop_asked, server),
+        report(app.state.metrics, client.status),
+    )
 
 
 def _warming(config: EngineConfig, service: Service) -> Warming | None:
@@ -264,14 +301,15 @@ class DrainingServer(uvicorn.Server):
             await asyncio.sleep(POLL_S)
 
 
-def _announce(model: str, door: Door, listener: socket.socket, protection: Protection) -> None:
+def _announce(model: str, app: Starlette, listener: socket.socket, protection: Protection) -> None:
     """Say where the server is, and a line to try it with."""
     host, port = listener.getsockname()[:2]
     reachable = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
     url = f"{protection.scheme}://{reachable}:{port}"
     keyed = protection.keyring is not None
+    chat = app.state.service.door.has_chat_template
     sys.stdout.write(f"Octavo serves {model} at {url}\n")
-    sys.stdout.write(f"Try it:\n\n{curl_line(url, chat=door.has_chat_template, keyed=keyed)}\n\n")
+    sys.stdout.write(f"Try it:\n\n{curl_line(url, chat=chat, keyed=keyed)}\n\n")
     sys.stdout.flush()
 
 

@@ -1,4 +1,4 @@
-"""octavo serve | chat | generate | pull | bench | profile | replay | explain | limits | cache
+"""octavo serve | chat | generate | batch | pull | bench | profile | replay | explain | limits …
 
 Exit codes: 0 done; 2 bad input (one line on stderr says what); 1 Octavo failed; 130 Ctrl-C.
 A command imports what it needs when it runs, so that none waits for the libraries of another.
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from octavo import __version__
-from octavo.cli import bench, profile
+from octavo.cli import batch, bench, profile
 from octavo.cli.flags import (
     SERVER_ONLY,
     add_engine_flags,
@@ -129,6 +129,8 @@ def build_parser() -> argparse.ArgumentParser:
     form.add_argument("--system", metavar="TEXT", help="system message")
     add_sampling_flags(generate)
     add_engine_flags(generate, without=SERVER_ONLY)
+
+    batch.add_flags(_add(commands, "batch", batch.run, "answer a file of requests into another"))
 
     pull = _add(commands, "pull", _pull, "fetch models into the cache; prints where they lie")
     pull.add_argument("models", nargs="*", default=["demo"], metavar="MODEL", help="default: demo")

@@ -1,8 +1,6 @@
 """LLM: a model in this process, for scripts and notebooks."""
 
 import os
-import sys
-import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +14,7 @@ from octavo.engine.door import Ticket
 from octavo.engine.engine import EngineStatus
 from octavo.engine.limits import named
 from octavo.engine.params import SamplingParams
+from octavo.engine.progress import Progress
 from octavo.engine.session import Messages, Session, Turn
 from octavo.errors import RequestError
 from octavo.text.assembler import Delta, Ended
@@ -152,7 +151,7 @@ class LLM:
         parts: dict[tuple[int, int], list[Delta]] = defaultdict(list)
         answers: dict[tuple[int, int], Answer] = {}
         total = sum(ticket.request.branches for ticket in tickets)
-        with _Progress(total, shown=progress) as bar:
+        with Progress(total, shown=progress) as bar:
             try:
                 for index, item in self._run(tickets):
                     place = index, item.branch
@@ -248,33 +247,3 @@ def _answer(parts: Sequence[Delta], ended: Ended) -> Answer:
 
 def _joined(choices: Sequence[Answer]) -> Answer:
     return replace(choices[0], others=tuple(choices[1:]))
-
-
-class _Progress:
-    """A line on a terminal's standard error: answers done, tokens a second."""
-
-    def __init__(self, total: int, *, shown: bool) -> None:
-        self.done = 0
-        self.tokens = 0
-        self._total = total
-        self._shown = shown and sys.stderr.isatty()
-        self._started = self._drawn = time.monotonic()
-
-    def __enter__(self) -> "_Progress":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._shown:
-            self.update(always=True)
-            sys.stderr.write("\n")
-
-    def update(self, *, always: bool = False) -> None:
-        now = time.monotonic()
-        if not self._shown or (now - self._drawn < 0.1 and not always):
-            return
-        self._drawn = now
-        rate = self.tokens / max(now - self._started, 1e-9)
-        filled = 30 * self.done // max(self._total, 1)
-        bar = "█" * filled + "·" * (30 - filled)
-        sys.stderr.write(f"\r{bar} {self.done}/{self._total} answers, {rate:.0f} tokens/s ")
-        sys.stderr.flush()

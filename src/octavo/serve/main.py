@@ -31,6 +31,7 @@ from octavo.resolve import Resolved, settings_line
 from octavo.serve.app import create_app
 from octavo.serve.entry import Entry
 from octavo.serve.history import remember
+from octavo.serve.keys import Keyring
 from octavo.serve.protection import Protection
 from octavo.serve.reporting import report
 from octavo.serve.service import AboutModel, ServeSettings, Service
@@ -61,7 +62,7 @@ def run_server(config: EngineConfig, sources: Sources) -> int:
     with listener:
         protection, tracing = Protection(config), _tracing(config)
         prepared = prepare(config)
-        logger.info("%s", settings_line(config, sources, prepared.resolved))
+        log_settings(config, sources, prepared)
         try:
             return asyncio.run(_serve(config, prepared, listener, protection, tracing))
         finally:
@@ -118,9 +119,7 @@ async def _serve(
     tracing: Tracing | None,
 ) -> int:
     """The exit code: 1 when the engine has ended, and will not come again."""
-    known = replace(config, api_key=(), admin_api_key=())  # what an engine needs of it
-    setup = Setup(config=known, resolved=prepared.resolved, path=str(prepared.path))
-    client = AsyncClient(EngineProcess(setup, stall_s=prepared.resolved.stall_s))
+    client = engine_client(config, prepared)
     entry = Entry()
     server = DrainingServer(
         protection.http_config(
@@ -177,23 +176,11 @@ async def _load(
 
     Raises   SetupError, EngineError.
     """
-    phases, resolved = Phases(), prepared.resolved
+    phases = Phases()
     await client.launch()  # it loads the weights while the tokenizer is built here
     door = await asyncio.to_thread(prepared.door, config.seed)
     phases.end("tokenizer loaded")
-    settings = ServeSettings(
-        model_names=(resolved.served_model_name,),
-        version=__version__,
-        about=about(prepared.opened.spec, resolved),
-        cache_facts=cache_facts(config, resolved),
-        web=config.web,
-        stall_s=resolved.stall_s / 2 or UNSUPERVISED_STALL_S,
-        keyring=protection.keyring,
-        allowed_origins=config.allowed_origins,
-        max_body_bytes=config.max_body_size,
-        trust_templates=config.trust_request_chat_template,
-        request_timeout_s=config.request_timeout,
-    )
+    settings = settings_of(config, prepared, protection.keyring)
     app = create_app(client, door, settings, tracing=tracing)
     client.on_death = app.state.metrics.take
     warming = _warming(config, app.state.service)
@@ -223,6 +210,37 @@ def _beside(
 def _warming(config: EngineConfig, service: Service) -> Warming | None:
     """Raises  ConfigError."""
     return None if config.warm is None else Warming(service, read_prompts(Path(config.warm)))
+
+
+def log_settings(config: EngineConfig, sources: Sources, prepared: Prepared) -> None:
+    logger.info("%s", settings_line(config, sources, prepared.resolved))
+
+
+def engine_client(config: EngineConfig, prepared: Prepared) -> AsyncClient:
+    """The client of an engine of this model, in a process of its own that is not started yet."""
+    known = replace(config, api_key=(), admin_api_key=())  # what an engine needs of it
+    setup = Setup(config=known, resolved=prepared.resolved, path=str(prepared.path))
+    return AsyncClient(EngineProcess(setup, stall_s=prepared.resolved.stall_s))
+
+
+def settings_of(
+    config: EngineConfig, prepared: Prepared, keyring: Keyring | None = None
+) -> ServeSettings:
+    """What an application in front of this model is told."""
+    resolved = prepared.resolved
+    return ServeSettings(
+        model_names=(resolved.served_model_name,),
+        version=__version__,
+        about=about(prepared.opened.spec, resolved),
+        cache_facts=cache_facts(config, resolved),
+        web=config.web,
+        stall_s=resolved.stall_s / 2 or UNSUPERVISED_STALL_S,
+        keyring=keyring,
+        allowed_origins=config.allowed_origins,
+        max_body_bytes=config.max_body_size,
+        trust_templates=config.trust_request_chat_template,
+        request_timeout_s=config.request_timeout,
+    )
 
 
 def about(spec: ModelSpec, resolved: Resolved) -> AboutModel:

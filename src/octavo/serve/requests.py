@@ -321,10 +321,10 @@ def convert(fields: JsonObject, shape: type[Shape], others: Collection[str] = ()
     try:
         return msgspec.convert(fields, shape)
     except msgspec.ValidationError as error:
-        raise _explained(str(error), {*shape.__struct_fields__, *others}) from error
+        raise explained(str(error), {*shape.__struct_fields__, *others}) from error
 
 
-def _explained(message: str, known: Collection[str]) -> InvalidRequest:
+def explained(message: str, known: Collection[str]) -> InvalidRequest:
     """The library's message, as an error that names the field; `known` are those we have."""
     if found := re.search(r"unknown field `(.*?)`(?: - at `\$\.?(.*)`)?$", message):
         return _unknown(".".join(filter(None, (found[2], found[1]))), known)

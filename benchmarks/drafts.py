@@ -12,7 +12,8 @@ import sys
 import time
 from collections import defaultdict
 
-from octavo import LLM, Answer, SamplingParams
+from octavo import LLM, SamplingParams
+from octavo.engine.answer import Answer
 
 TEXT = (
     "The harbour master kept a ledger of every ship that came into the bay. On Monday the Albatross"

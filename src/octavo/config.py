@@ -166,11 +166,17 @@ class EngineConfig:
     max_num_batched_tokens: int | None = _setting(
         None, "whole", "most tokens computed in one step (default: 512)", low=1, high=1 << 20
     )
-    max_draft_tokens: int = _setting(
-        0,
+    draft_model: str | None = _setting(
+        None,
+        "text",
+        "smaller model with the same vocabulary that guesses tokens ahead, named as --model is;"
+        " answers stay the same (default: none, guesses come from what a text has said before)",
+    )
+    max_draft_tokens: int | None = _setting(
+        None,
         "whole",
-        "most tokens that are guessed ahead for a sequence in one step, from what its text has said"
-        " before; answers stay the same (0: none)",
+        "most tokens that are guessed ahead for a sequence in one step; answers stay the same"
+        " (0: none; default: 4 with a draft model, 0 without)",
         low=0,
         high=64,
     )

@@ -13,7 +13,7 @@ the maximum length fits into the pool, alone.
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from octavo.config import RULES, EngineConfig, KVCacheDtype, Quantization, Sources
@@ -24,6 +24,8 @@ from octavo.units import MIB, human_bytes
 
 DEFAULT_NUM_SEQS = 64
 DEFAULT_BATCHED_TOKENS = 512
+DEFAULT_DRAFTS = 4
+"""With a draft model."""
 DEFAULT_QUANTIZATION: Quantization = "none"
 DEFAULT_KV_CACHE_DTYPE: KVCacheDtype = "bfloat16"
 SWAP_SHARE = 8
@@ -160,7 +162,7 @@ def resolve(config: EngineConfig, model: ModelFacts, machine: MachineFacts) -> R
             pinned_blocks=int(config.pin_quota * blocks) if config.enable_prefix_caching else 0,
             policy=config.policy,
             aging_s=config.aging,
-            drafts=config.max_draft_tokens,
+            drafts=_drafts(config),
             ttft_target_s=config.ttft_target,
             tpot_target_s=config.tpot_target,
             preemption=config.preemption,
@@ -181,6 +183,32 @@ def resolve(config: EngineConfig, model: ModelFacts, machine: MachineFacts) -> R
         weights_bytes=model.weights_bytes,
         headroom_bytes=headroom_bytes,
     )
+
+
+def with_draft(model: ModelFacts, draft: ModelFacts) -> ModelFacts:
+    """A model and its draft model, as sizing sees them: a block has the KV of both, and each has
+    buffers for a full step."""
+    return replace(
+        model,
+        weights_bytes=model.weights_bytes + draft.weights_bytes,
+        kv_token_bytes=model.kv_token_bytes + draft.kv_token_bytes,
+        vocab_size=model.vocab_size + draft.vocab_size,
+        hidden_size=model.hidden_size + draft.hidden_size,
+        ffn_size=model.ffn_size + draft.ffn_size,
+        qkv_width=model.qkv_width + draft.qkv_width,
+    )
+
+
+def _drafts(config: EngineConfig) -> int:
+    asked = config.max_draft_tokens
+    if asked is None:
+        return 0 if config.draft_model is None else DEFAULT_DRAFTS
+    if asked == 0 and config.draft_model is not None:
+        raise ConfigError(
+            f"draft_model is {config.draft_model} and max_draft_tokens is 0: it would never guess;"
+            " raise max_draft_tokens or leave draft_model out"
+        )
+    return asked
 
 
 def _stall_s(config: EngineConfig, core_flop: float) -> float:
@@ -227,6 +255,7 @@ def settings_line(config: EngineConfig, sources: Sources, resolved: Resolved) ->
         "kv_cache_dtype": resolved.kv_cache_dtype,
         "max_num_seqs": resolved.limits.sequences,
         "max_num_batched_tokens": resolved.limits.tokens,
+        "max_draft_tokens": resolved.limits.drafts,
         "kv_cache_memory": resolved.pool_bytes,
         "swap_space": resolved.swap_bytes,
         "threads": resolved.threads,

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from octavo.core.events import Admitted, Chunked, Deferred, Preempted
+from octavo.core.events import Admitted, Chunked, Deferred, Pinned, Preempted
 from octavo.core.invariants import check_writes
 from octavo.core.plan import StepPlan
 from octavo.core.scheduler import Scheduler
@@ -52,7 +52,7 @@ def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
     if admitted:
         assert len(running) <= limits.sequences, "admitted above the limit"
     if admitted and len(running) > 1:
-        _check_headroom(scheduler, admitted[-1].preemptions)
+        _check_headroom(scheduler, plan, admitted[-1].preemptions)
 
 
 def check_told(scheduler: Scheduler, plans: Iterable[StepPlan]) -> None:
@@ -81,9 +81,13 @@ def _yields(victim: Sequence, beneficiary: Sequence) -> bool:
     return victim.rank[0] > beneficiary.request.priority
 
 
-def _check_headroom(scheduler: Scheduler, preemptions: int) -> None:
+def _check_headroom(scheduler: Scheduler, plan: StepPlan, preemptions: int) -> None:
     """Whoever is admitted beside others leaves room for them, twice as much each time it had to
-    yield: that bounds how often it will."""
+    yield: that bounds how often it will. What it has pinned since is room too, if nobody else has
+    it: a hold goes before anyone must yield."""
     watermark, pool = scheduler.limits.watermark_blocks, scheduler.manager.pool
     least = max(watermark, 1) << preemptions if preemptions else watermark
-    assert pool.available >= min(least, pool.total), f"{pool.available} of {least} held back"
+    pins = {one.name for one in plan.decisions if isinstance(one, Pinned)}
+    pinned = {block for hold in scheduler.holds if hold.id in pins for block in hold.blocks()}
+    room = pool.available + sum(pool.yields(block) for block in pinned)
+    assert room >= min(least, pool.total), f"{room} of {least} held back"

@@ -1,6 +1,6 @@
 """An engine over a network that is noise: what its answers have in common is what was asked."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -16,8 +16,8 @@ from octavo.engine.engine import Engine
 from octavo.engine.params import SamplingParams
 from octavo.ops.api import BF16, F32, Batch, KVLayout
 from octavo.ops.native import NativeOps
-from octavo.runtime.lookup import PromptLookup
-from octavo.runtime.runner import Drafter, ModelRunner
+from octavo.runtime.drafting import Guesser
+from octavo.runtime.runner import ModelRunner
 from octavo.runtime.storage import KVStorage
 from octavo.text.grammar import Grammars
 
@@ -83,7 +83,7 @@ class Noisy:
     sequences: int = 64
     tokens: int = 512
     drafts: int = 0
-    drafter: Callable[[Iterable[int]], Drafter] = PromptLookup
+    guesser: Guesser | None = None
     grammars: Grammars | None = None
     steps: int = 0
     door: Door = field(init=False)
@@ -101,7 +101,7 @@ class Noisy:
             KVStorage(LAYOUT, self.blocks),
             rows=self.sequences,
             draws=8 * self.sequences,
-            drafter=self.drafter,
+            guesser=self.guesser,
             max_context=CONTEXT,
             grammars=grammars,
         )

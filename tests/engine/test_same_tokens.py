@@ -11,7 +11,7 @@ see a window.
 
 import json
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -36,9 +36,11 @@ from octavo.models.loader import Model, load_model
 from octavo.models.spec import layer_groups
 from octavo.ops.api import KVType
 from octavo.ops.native import NativeOps, available_sets
-from octavo.runtime.lookup import PromptLookup
+from octavo.runtime.draft_model import DraftModel
+from octavo.runtime.drafting import Guesser
+from octavo.runtime.lookup import Drafters
 from octavo.runtime.movers import Mover
-from octavo.runtime.runner import Drafter, ModelRunner
+from octavo.runtime.runner import ModelRunner
 from octavo.runtime.storage import KVStorage
 
 REQUESTS = 40
@@ -195,9 +197,11 @@ class Served:
         host_blocks: int = 0,
         hash_function: HashFunction = sha256,
         drafts: int = 0,
-        drafter: Callable[[Iterable[int]], Drafter] = PromptLookup,
+        guesser: Guesser | None = None,
+        draft: Model | None = None,
     ) -> Engine:
-        """A pool that holds `blocks` blocks of one sequence, or many of several."""
+        """A pool that holds `blocks` blocks of one sequence, or many of several; with a `draft`
+        model whose KV lies in the same blocks."""
         ops, model = self.model(threads)
         layout = model.spec.kv_layout(16, self.kv)
         windows = tuple(group.window for group in model.spec.groups)
@@ -211,13 +215,15 @@ class Served:
             bytes_per_s=1e9,
             tokens_per_s=100.0,
         )
+        if draft is not None:
+            guesser = draft_model(draft, ops, self.kv, blocks, host_blocks, sequences)
         runner = ModelRunner(
             model.decoder,
             ops,
             storage,
             rows=sequences,
             draws=max(sequences, 16),
-            drafter=drafter,
+            guesser=guesser,
             max_context=MAX_CONTEXT,
             groups=len(windows),
             mover=Mover(storage, host),
@@ -237,6 +243,24 @@ class Served:
             drafts=drafts,
         )
         return Engine(Scheduler(manager, limits), runner)
+
+
+def draft_model(
+    model: Model, ops: NativeOps, kv: KVType, blocks: int, slots: int, rows: int
+) -> DraftModel:
+    layout = model.spec.kv_layout(16, kv)
+    storage, arena = KVStorage(layout, blocks), KVStorage(layout, slots)
+    storage.poison()
+    arena.poison()
+    return DraftModel(
+        model.decoder,
+        ops,
+        storage,
+        arena,
+        rows=rows,
+        max_tokens=2048,
+        max_context=MAX_CONTEXT,
+    )
 
 
 def name_of(request_id: str, branch: int) -> str:
@@ -365,7 +389,7 @@ def test_with_guesses_right_and_wrong(
 ) -> None:
     """Greedy and drawn, with penalties and without, beside others that have none, through
     preemptions and block borders, by whatever the guesses cost."""
-    monkeypatch.setattr(Acceptance, "worth", lambda self, price: 5)
+    monkeypatch.setattr(Acceptance, "worth", lambda self, price, debt: 5)
     answers = {one.prompt: [token for token, _, _ in together[one.id]] for one in requests}
 
     def prophet(tokens: Iterable[int]) -> Prophet:
@@ -376,7 +400,7 @@ def test_with_guesses_right_and_wrong(
         "narrow": {"sequences": 6, "tokens": 20, "blocks": 22},
         "alone": {"sequences": 1, "blocks": 16},
     }
-    engine = served.engine(drafts=5, drafter=prophet, **sizes[size])
+    engine = served.engine(drafts=5, guesser=Drafters(prophet), **sizes[size])
     assert serve(engine, requests) == together
     counters = engine.scheduler.counters
     assert 0 < counters.tokens_accepted < counters.tokens_drafted

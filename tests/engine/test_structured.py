@@ -20,6 +20,7 @@ from octavo.core.acceptance import Acceptance
 from octavo.core.events import Finished, Token
 from octavo.core.request import Request
 from octavo.engine.params import SamplingParams
+from octavo.runtime.lookup import Drafters
 from octavo.text.assembler import Delta, Ended
 from octavo.text.grammar import Grammars, Matcher
 from octavo.text.structured import Structured
@@ -319,14 +320,15 @@ def test_b096_guesses_change_nothing(
 ) -> None:
     """Right and wrong ones, in every place, beyond the end of the grammar, and beside forced
     tokens; also if nobody looks whether the grammar allows them before they are computed."""
-    monkeypatch.setattr(Acceptance, "worth", lambda self, price: 4)
+    monkeypatch.setattr(Acceptance, "worth", lambda self, price, debt: 4)
     if not checked:
         monkeypatch.setattr(Matcher, "valid", lambda self, tokens: len(tokens))
     noisy = Noisy()
     asked = [*requests(noisy), *plain(noisy), noisy.ask("many", structured=TIGHT, n=3, seed=1)]
     whole = noisy.answers(*asked)
     known = {one.prompt: whole[one.id].tokens for one in asked}
-    guessing = Noisy(drafts=4, drafter=lambda tokens: Prophet(tokens, known), **sizes)  # type: ignore[arg-type]
+    guesser = Drafters(lambda tokens: Prophet(tokens, known))
+    guessing = Noisy(drafts=4, guesser=guesser, **sizes)  # type: ignore[arg-type]
     assert guessing.answers(*asked) == whole
     counters = guessing.engine.scheduler.counters
     assert 0 < counters.tokens_accepted < counters.tokens_drafted

@@ -1,50 +1,89 @@
 """Acceptance: how many of a sequence's drafts were right, and how many more are worth a try.
 
-A draft costs what one more position adds to a step. It saves a share of a step if it is right, and
-all drafts before it: with acceptance r draft number j is right with probability r ** j.
+A draft costs what one more position adds to a step, and a round of guesses. It saves a share of a
+step if it is right, and all drafts before it: with acceptance r draft number j is right with
+probability r ** j. So n drafts bring 1 + r + … + r ** n tokens for 1 + n · price.
 """
 
 from dataclasses import dataclass
-from math import floor, log
+from math import inf
 
 FIRST_RATE = 0.6
 WEIGHT = 0.2
 """Of the newest step in the rate."""
-PROBE = 24
-"""A sequence whose drafts are not worth their price has one tried each so many tokens: its text may
-have changed."""
+COMMON_WEIGHT = 0.02
+"""Of the newest step in the rate that new sequences begin with."""
+SHARE = 0.01
+"""Where drafts are not worth their price one is tried for so much of the time that tokens take: the
+text may have changed."""
+MOST = 64
+"""More than any limit allows."""
+
+
+@dataclass(slots=True)
+class Experience:
+    """Of all sequences so far: the rate at which a new one begins."""
+
+    rate: float = FIRST_RATE
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        """As `Acceptance.observe`."""
+        self.rate += COMMON_WEIGHT * (_share(drafted, accepted) - self.rate)
 
 
 @dataclass(slots=True)
 class Acceptance:
-    """Of one sequence."""
+    """Of one sequence. Without a rate it has not begun."""
 
-    rate: float = FIRST_RATE
+    rate: float | None = None
     drafted: int = 0
     accepted: int = 0
+    reached: int = 0
+    """Up to which position whoever guesses has followed it, as far as is known."""
     _waited: int = 0
 
-    def observe(self, drafted: int, accepted: int) -> None:
-        """`drafted` tokens were computed, and the first `accepted` of them were right."""
+    def begin(self, rate: float) -> None:
+        """Begin with the rate of others, unless it has one of its own."""
+        if self.rate is None:
+            self.rate = rate
+
+    def observe(self, drafted: int, accepted: int, length: int) -> None:
+        """`drafted` tokens were computed, and the first `accepted` of them were right; now it has
+        `length`."""
         self.drafted += drafted
         self.accepted += accepted
-        if drafted:
-            tried = min(accepted + 1, drafted)
-            self.rate += WEIGHT * (accepted / tried - self.rate)
+        if drafted and self.rate is not None:
+            self.rate += WEIGHT * (_share(drafted, accepted) - self.rate)
+            self.reached, self._waited = length, 0
 
-    def worth(self, price: float) -> int:
-        """How many drafts to try when each costs `price` times what it saves if it is right."""
-        if price <= 0.0 or self.rate >= 1.0:
-            return MOST
-        worth = 0
-        if price < self.rate:
-            worth = min(MOST, floor(log(price) / log(self.rate)))
-        self._waited = 0 if worth else self._waited + 1
-        if self._waited >= PROBE:
-            self._waited = 0
-            return 1
-        return worth
+    def worth(self, price: float, debt: float = 0.0) -> int:
+        """How many drafts to try.
+
+        Units  `price` is what each costs, `debt` what has to be done before the first, both in the
+               time that a token takes without drafts. Tokens pay the debt off in advance: each by
+               what drafts would have saved it, or by its share where they save nothing.
+        """
+        self._waited += 1
+        count, saved = _best(self.rate if self.rate is not None else FIRST_RATE, price)
+        if not count:
+            count, saved, debt = 1, SHARE, debt + price
+        return count if self._waited * saved >= debt else 0
 
 
-MOST = 64
-"""More than any limit allows."""
+def _share(drafted: int, accepted: int) -> float:
+    """Of the drafts up to the first that was wrong how many were right."""
+    return accepted / min(accepted + 1, drafted)
+
+
+def _best(rate: float, price: float) -> tuple[int, float]:
+    """The number of drafts that brings most tokens for what they cost, and which share of the time
+    it saves."""
+    tokens = right = best = 1.0
+    for count in range(1, MOST + 1):
+        right *= rate
+        tokens += right
+        each = tokens / (1.0 + count * price)
+        if each <= best:
+            return count - 1, 1.0 - 1.0 / best
+        best = each
+    return MOST, 1.0 - 1.0 / best if best < inf else 1.0

@@ -9,6 +9,7 @@ from collections.abc import Sequence as Items
 from typing import get_args
 
 from octavo.core import policy
+from octavo.core.acceptance import Experience
 from octavo.core.block_manager import BlockManager
 from octavo.core.block_pool import Shortage
 from octavo.core.budget import Budget
@@ -31,12 +32,16 @@ class Growth:
         holds: Holds,
         preemptions: Preemptions,
         pace: Pace,
+        rounds: Pace,
+        experience: Experience,
     ) -> None:
         self._manager = manager
         self._roster = roster
         self._holds = holds
         self._preemptions = preemptions
         self._pace = pace
+        self._rounds = rounds
+        self._experience = experience
 
     def share_out(self, draft: Draft) -> None:
         """Give tokens and blocks to those that run, as far as either goes."""
@@ -48,7 +53,8 @@ class Growth:
         """Let those that decode guess ahead, with tokens and blocks that nobody else asks for; at
         most for so many positions tokens are drawn.
 
-        What a guess costs and saves is estimated.
+        What a guess costs and saves is estimated: from how long steps and rounds of guesses took,
+        and how many were right.
         """
         most, pace = draft.at.limits.drafts, self._pace
         decoding = [one for one in draft.grants if one.decodes] if most else []
@@ -56,10 +62,14 @@ class Growth:
             return
         room = draws - sum([one.demand == draft.grants[one] for one in draft.grants])
         tokens = sum(draft.grants.values())
-        step_s = pace.seconds(tokens)
-        price = pace.token_s * len(decoding) / step_s if step_s else 1.0
+        step_s, share = pace.seconds(tokens), len(decoding)
+        position = pace.token_s * share / step_s if step_s else 1.0
+        guess = self._rounds.seconds(share) / step_s if step_s else 0.0
         for sequence in decoding:
-            wanted = sequence.drafting.worth(price)
+            drafting = sequence.drafting
+            drafting.begin(self._experience.rate)
+            behind = sequence.length - drafting.reached
+            wanted = drafting.worth(position + guess, guess * position * behind)
             left = min(sequence.last_position - sequence.length, sequence.longest_chunk - 1)
             count = min(wanted, most, left, draft.budget.left, room)
             if count > 0 and (count := self._covered(sequence, count, draft)):

@@ -154,13 +154,15 @@ class StepResult:
     """One outcome for each span that samples, and a `RowFailed` for any span that failed.
 
     The first `moved` of the plan's moves were carried out. Where a move in was not, the span that
-    reads its block has failed.
+    reads its block has failed. Drafts were guessed in `rounds`: how many positions each computed or
+    looked at, and how many seconds of the step it took.
     """
 
     plan_id: int
     outcomes: tuple[Sampled | RowFailed, ...]
     moved: int = 0
     scores: tuple[RowScores, ...] = ()
+    rounds: tuple[tuple[int, float], ...] = ()
 
 
 class Runner(Protocol):

@@ -11,10 +11,12 @@ order in which they were made.
 
 from collections import Counter, deque
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 from dataclasses import replace
 from math import inf
 
 from octavo.core import policy
+from octavo.core.acceptance import Experience
 from octavo.core.admission import Admissions
 from octavo.core.block_manager import BlockManager
 from octavo.core.budget import Ceilings, Limits
@@ -74,11 +76,22 @@ class Scheduler:
         self.deadlines = Deadlines()
         self.followers = Followers()
         self.pace = Pace()
+        self.rounds = Pace()
+        """How long rounds of guesses take."""
+        self.experience = Experience()
         self.roster = Roster(self.ceilings.sequences)
         self._context = context or Context()
         self._lengths = AnswerLengths()
         preemptions = Preemptions(manager, self.roster, self.followers, self.pace, self.counters)
-        self._growth = Growth(manager, self.roster, self.holds, preemptions, self.pace)
+        self._growth = Growth(
+            manager,
+            self.roster,
+            self.holds,
+            preemptions,
+            self.pace,
+            self.rounds,
+            self.experience,
+        )
         self._admissions = Admissions(
             manager,
             self.roster,
@@ -198,9 +211,7 @@ class Scheduler:
                 self._call_back(self.followers.passed(sequence))
         drafted = sum([one.drafted for one in result.outcomes if isinstance(one, Sampled)])
         self.counters.tokens_computed += drafted
-        if step.tokens and not plan.moves:
-            self.pace.observe(step.tokens + drafted, now - max(step.planned_at, self._committed_at))
-        self._committed_at = now
+        self._time(step, drafted, result.rounds, now)
         return tuple(events)
 
     def set_limits(self, limits: Limits) -> Limits:
@@ -304,6 +315,18 @@ class Scheduler:
 
     # --- commit
 
+    def _time(
+        self, step: InFlight, drafted: int, rounds: Items[tuple[int, float]], now: float
+    ) -> None:
+        """Learn how long steps take, and rounds of guesses."""
+        for positions, seconds in rounds:
+            self.rounds.observe(positions, seconds)
+        if step.tokens and not step.plan.moves:
+            guessing_s = sum([seconds for _, seconds in rounds])
+            step_s = now - max(step.planned_at, self._committed_at) - guessing_s
+            self.pace.observe(step.tokens + drafted, step_s)
+        self._committed_at = now
+
     def _take_all(self, step: InFlight, result: StepResult, now: float) -> list[Event]:
         """Take in every span. Most are one token of an answer that brings nothing else with it:
         they are seen here, without a look at all that they could bring.
@@ -389,8 +412,10 @@ class Scheduler:
         """Learn from the drafts of a span, and go on after those that were right."""
         self.counters.tokens_drafted += outcome.drafted
         self.counters.tokens_accepted += outcome.kept
-        sequence.drafting.observe(outcome.drafted, outcome.kept)
         sequence.settle()
+        sequence.drafting.observe(outcome.drafted, outcome.kept, sequence.length)
+        if outcome.drafted:
+            self.experience.observe(outcome.drafted, outcome.kept)
         self.manager.shrink(sequence)
 
     def _computed(self, sequence: Sequence, start: int, stop: int, now: float) -> None:

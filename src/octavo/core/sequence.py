@@ -246,6 +246,8 @@ class Sequence:
         elif self.computed > self.restored:  # what was only found is not computed again
             self._reached = max(self._reached, self.computed)
         self._begin()
+        if not kept:
+            self.drafting.reached = 0
         self.preemptions += 1
 
     @property

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from octavo.config import EngineConfig
 from octavo.engine.door import Door
+from octavo.engine.drafts import Found, find_draft
 from octavo.engine.engine import Engine, Observer
 from octavo.engine.loading import build_engine, tokenizer_of
 from octavo.models.loader import OpenModel, open_model
@@ -23,6 +24,7 @@ from octavo.resolve import (
     quantization_of,
     read_machine,
     resolve,
+    with_draft,
 )
 
 logger = logging.getLogger(__name__)
@@ -35,6 +37,7 @@ class Prepared:
     path: Path
     opened: OpenModel
     resolved: Resolved
+    draft: Found | None = None
 
     def door(self, seed: int | None) -> Door:
         """The door in front of an engine of this model."""
@@ -67,11 +70,16 @@ def prepare(config: EngineConfig, *, progress: bool = True) -> Prepared:
     phases.end("model found")
     opened = open_model(path)
     phases.end("model opened")
-    resolved = resolve(config, facts_of(opened, config), read_machine())
+    facts, draft = facts_of(opened, config), None
+    if config.draft_model is not None:
+        draft = find_draft(config.draft_model, Found(path, opened), progress=progress)
+        facts = with_draft(facts, facts_of(draft.opened, config))
+        phases.end("draft model checked")
+    resolved = resolve(config, facts, read_machine())
     phases.end("settings resolved")
     for line in boot_lines(resolved):
         logger.info("%s", line)
-    return Prepared(path, opened, resolved)
+    return Prepared(path, opened, resolved, draft)
 
 
 def build(
@@ -96,6 +104,7 @@ def build(
         config,
         prepared.resolved,
         door.grammars,
+        draft=None if prepared.draft is None else prepared.draft.opened,
         slab_tokens=slab_tokens,
         observers=observers,
         wrap=wrap,

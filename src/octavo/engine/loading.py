@@ -23,6 +23,7 @@ from octavo.observe.phases import Phases
 from octavo.ops.api import Ops
 from octavo.ops.native import NativeOps
 from octavo.resolve import CORE_FLOPS, Resolved
+from octavo.runtime.draft_model import DraftModel
 from octavo.runtime.movers import Mover, measured_bytes_per_s
 from octavo.runtime.runner import ModelRunner
 from octavo.runtime.storage import KVStorage
@@ -40,13 +41,14 @@ def build_engine(
     resolved: Resolved,
     grammars: Grammars,
     *,
+    draft: OpenModel | None = None,
     slab_tokens: int | None = None,
     observers: Sequence[Observer] = (),
     wrap: Callable[[Ops], Ops] | None = None,
     watch: Callable[[Runner], Runner] | None = None,
 ) -> tuple[Engine, Weights]:
-    """Load the weights, make the pool, and an engine over both. `watch` puts something around the
-    runner.
+    """Load the weights, make the pool, and an engine over both. A `draft` model guesses for it.
+    `watch` puts something around the runner.
 
     Raises   SetupError of any kind: the message says what to change.
     """
@@ -80,6 +82,7 @@ def build_engine(
         max_context=resolved.max_model_len,
         groups=len(resolved.windows),
         mover=None if swap is None else Mover(pool, KVStorage(layout, swap.host_blocks)),
+        guesser=None if draft is None else _draft_model(draft, ops, resolved, swap),
         grammars=grammars,
     )
     phases.end("KV cache allocated")
@@ -87,6 +90,30 @@ def build_engine(
         runner = watch(runner)
     engine = Engine(scheduler_of(setup), runner, observers=(*observers, *journal))
     return engine, model.decoder.weights
+
+
+def _draft_model(
+    opened: OpenModel, ops: Ops, resolved: Resolved, swap: SwapSetup | None
+) -> DraftModel:
+    ceilings = resolved.ceilings
+    layout = opened.spec.kv_layout(resolved.block_size, resolved.kv_cache_dtype)
+    decoder = load_model(
+        opened,
+        ops,
+        ceilings.tokens,
+        quantization=resolved.quantization,
+        max_rows=ceilings.sequences,
+        max_context=resolved.max_model_len,
+    ).decoder
+    return DraftModel(
+        decoder,
+        ops,
+        KVStorage(layout, resolved.blocks),
+        KVStorage(layout, 0 if swap is None else swap.host_blocks),
+        rows=ceilings.sequences,
+        max_tokens=ceilings.tokens,
+        max_context=decoder.max_context,
+    )
 
 
 def tokenizer_of(path: Path, opened: OpenModel) -> "Tokenizer":

@@ -83,6 +83,7 @@ def _build(setup: Setup, board: Board) -> Crank:
         setup.config,
         setup.resolved,
         grammars,
+        draft=None if setup.draft_path is None else open_model(setup.draft_path),
         observers=[lives],
         watch=lambda runner: Announcing(runner, board),
     )

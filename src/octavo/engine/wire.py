@@ -139,6 +139,8 @@ class Setup(msgspec.Struct, frozen=True):
     resolved: Resolved
     path: str
     """Where the model is."""
+    draft_path: str | None = None
+    """Where its draft model is, if it has one."""
     restarts: int = 0
 
 

@@ -208,6 +208,8 @@ class _Commit(msgspec.Struct, frozen=True, tag="commit", tag_field="call", omit_
     followed."""
     ended: tuple[int, ...] = ()
     """The rows whose answers have come to the end of their grammar."""
+    rounds: tuple[tuple[int, float], ...] = ()
+    """Rounds of guesses: positions and seconds."""
 
 
 class _SetLimits(msgspec.Struct, frozen=True, tag="set_limits", tag_field="call"):
@@ -243,7 +245,9 @@ def encode(call: Call, answer: Answer) -> bytes:
             )
             said = _said(answer)
             return _encoder.encode(
-                _Commit(now, result.plan_id, outcomes, said, result.moved, drafted, ended)
+                _Commit(
+                    now, result.plan_id, outcomes, said, result.moved, drafted, ended, result.rounds
+                )
             )
         case Submit(now, request):
             return _encoder.encode(_Submit(now, request, _said(answer)))
@@ -370,7 +374,7 @@ class _Reader:
             case _PlanCall(now, plan):
                 answer = None if plan is None else self._plan(number, plan)
                 return Entry(number, Plan(now), answer)
-            case _Commit(now, plan_id, outcomes, said, moved, drafted, ended):
+            case _Commit(now, plan_id, outcomes, said, moved, drafted, ended, rounds):
                 drafts = {row: rest for row, *rest in drafted}
                 result = StepResult(
                     plan_id,
@@ -381,6 +385,7 @@ class _Reader:
                         for row, value in outcomes
                     ),
                     moved,
+                    rounds=rounds,
                 )
                 return Entry(number, Commit(now, result), self._events(number, said))
 

@@ -19,6 +19,11 @@ class RowTables:
             stop = write.index + len(write.blocks)
             self._tables[write.group][write.row, write.index : stop] = write.blocks
 
+    def row(self, row: int, group: int = 0) -> I32:
+        """The table of one row in a layer group, a view."""
+        table: I32 = self._tables[group][row]
+        return table
+
     def gather(self, rows: Sequence[int], width: int) -> tuple[I32, ...]:
         """The first `width` entries of the tables of `rows`, in that order, a layer group each."""
         index = np.asarray(rows, np.intp)

@@ -6,7 +6,13 @@ Source  Saxena 2023, "Prompt lookup decoding": the continuation of an earlier ma
         tokens is taken as the draft.
 """
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from octavo.core.plan import Span, StepPlan
+from octavo.core.request import Request
+from octavo.runtime.batch import RowTables
 
 LONGEST, SHORTEST = 4, 2
 """Lengths of the matches that are looked for, in tokens; the longest are right most often."""
@@ -51,3 +57,49 @@ class PromptLookup:
             for length in range(SHORTEST, min(LONGEST, end + 1) + 1):
                 after[tuple(tokens[end + 1 - length : end + 1])] = end + 1
         self._known = max(self._known, upto)
+
+
+class Drafter(Protocol):
+    """Guesses what follows the tokens of one branch."""
+
+    def append(self, token: int) -> None: ...
+
+    def guess(self, count: int) -> tuple[int, ...]:
+        """Up to `count` tokens."""
+
+
+class Drafters:
+    """A drafter for each row; those rows that guess nothing cost nothing."""
+
+    def __init__(
+        self,
+        drafter: Callable[[Iterable[int]], Drafter] = PromptLookup,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._drafter = drafter
+        self._clock = clock
+        self._drafters: dict[int, Drafter] = {}
+        self.rounds: tuple[tuple[int, float], ...] = ()
+
+    def carry(self, plan: StepPlan) -> None:
+        """Nothing is kept of blocks."""
+
+    def bind(self, row: int, request: Request, tokens: Sequence[int]) -> None:
+        self._drafters[row] = self._drafter(tokens)
+
+    def guess(self, spans: Sequence[Span], tables: RowTables) -> Sequence[tuple[int, ...]]:
+        """What may follow each of these spans."""
+        asked = sum([span.drafts > 0 for span in spans])
+        if not asked:
+            self.rounds = ()
+            return [()] * len(spans)
+        began_s = self._clock()
+        guesses = [self._drafters[s.row].guess(s.drafts) if s.drafts else () for s in spans]
+        self.rounds = ((asked, self._clock() - began_s),)
+        return guesses
+
+    def append(self, row: int, tokens: Iterable[int]) -> None:
+        drafter = self._drafters[row]
+        for token in tokens:
+            drafter.append(token)

@@ -1,14 +1,15 @@
-"""Mover: carries blocks between the pool and the host arena.
+"""Mover: carries blocks between the pool and the host arena; and copies within the pool.
 
 A block is contiguous in both, so that a move is one copy of its bytes.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from octavo.core.plan import Move
+from octavo.core.plan import BlockCopy, Move
+from octavo.ops.api import Ops
 from octavo.runtime.storage import KVStorage
 from octavo.units import MIB
 
@@ -40,6 +41,14 @@ class Mover:
                 np.copyto(slot if kind == "out" else block, block if kind == "out" else slot)
                 count += 1
         return count
+
+
+def copy_blocks(ops: Ops, storage: KVStorage, copies: Sequence[BlockCopy]) -> None:
+    """Carry out these copies, in order."""
+    if copies:
+        sources = np.array([copy.source for copy in copies], np.int32)
+        targets = np.array([copy.target for copy in copies], np.int32)
+        ops.copy_blocks(storage.pool, sources, targets)
 
 
 def measured_bytes_per_s(clock: Callable[[], float] = time.perf_counter) -> float:

@@ -1,14 +1,10 @@
 """ModelRunner: carries out plans with a model. It decides nothing."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
-from typing import Protocol
-
-import numpy as np
 
 from octavo.core.plan import (
     Bind,
-    BlockCopy,
     Drawn,
     RowFailed,
     RowScores,
@@ -18,32 +14,18 @@ from octavo.core.plan import (
     StepResult,
 )
 from octavo.core.request import Request
-from octavo.ops.api import F32, Batch, KVPool, Ops
+from octavo.ops.api import F32, Ops
 from octavo.runtime.batch import RowTables, make_batch
-from octavo.runtime.drafting import Chain, accept
+from octavo.runtime.drafting import Chain, Guess, Guesser, accept
 from octavo.runtime.edits import Edits
-from octavo.runtime.lookup import PromptLookup
+from octavo.runtime.lookup import Drafters
 from octavo.runtime.masks import Masks
-from octavo.runtime.movers import Mover
+from octavo.runtime.movers import Mover, copy_blocks
+from octavo.runtime.network import Network
 from octavo.runtime.sampler import Draw, Sampler
-from octavo.runtime.scores import Head, PromptScorer
+from octavo.runtime.scores import PromptScorer
 from octavo.runtime.storage import KVStorage
 from octavo.text.grammar import Grammars
-
-
-class Network(Head, Protocol):
-    """A decoder: writes the KV of the batch, and gives the logits of its `logit_rows`."""
-
-    def forward(self, batch: Batch, pool: KVPool) -> F32: ...
-
-
-class Drafter(Protocol):
-    """Guesses what follows the tokens of one branch."""
-
-    def append(self, token: int) -> None: ...
-
-    def guess(self, count: int) -> tuple[int, ...]:
-        """Up to `count` tokens."""
 
 
 class ModelRunner:
@@ -60,7 +42,7 @@ class ModelRunner:
         max_context: int,
         groups: int = 1,
         mover: Mover | None = None,
-        drafter: Callable[[Iterable[int]], Drafter] = PromptLookup,
+        guesser: Guesser | None = None,
         grammars: Grammars | None = None,
     ) -> None:
         self._network = network
@@ -82,8 +64,7 @@ class ModelRunner:
         """Of the rows whose requests ask for any."""
         self._scored: set[int] = set()
         """The rows whose prompts are to be scored."""
-        self._drafter = drafter
-        self._drafters: dict[int, Drafter] = {}
+        self._guesser = Drafters() if guesser is None else guesser
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Carry out one plan: moves out, binds, table writes, copies, moves in, then all spans in
@@ -92,11 +73,12 @@ class ModelRunner:
         for bind in plan.binds:
             self._bind(bind)
         self._tables.apply(plan.writes)
-        self._copy(plan.copies)
+        copy_blocks(self._ops, self._storage, plan.copies)
         moved += 0 if self._mover is None else self._mover.move_in(plan.moves)
+        self._guesser.carry(plan)
         if not plan.spans:
             return StepResult(plan.id, (), moved)
-        guesses = [self._guess(span) if span.drafts else () for span in plan.spans]
+        guesses = self._guess(plan.spans)
         tokens = [
             (*self._tokens(span), *guess) for span, guess in zip(plan.spans, guesses, strict=True)
         ]
@@ -111,16 +93,17 @@ class ModelRunner:
             logits = self._network.forward(batch, self._storage.pool)
         outcomes = self._sample(logits, chains)
         if not self._scored:
-            return StepResult(plan.id, outcomes, moved)
+            return StepResult(plan.id, outcomes, moved, rounds=self._guesser.rounds)
         told = self._scorer.score(plan.spans, self._requests, batch)
         failed = {one.row: one for one in told if isinstance(one, RowFailed)}
         sound = tuple(one for one in outcomes if one.row not in failed)
         scores = tuple(one for one in told if isinstance(one, RowScores))
-        return StepResult(plan.id, (*sound, *failed.values()), moved, scores)
+        outcomes = (*sound, *failed.values())
+        return StepResult(plan.id, outcomes, moved, scores, self._guesser.rounds)
 
     def _bind(self, bind: Bind) -> None:
         self._requests[bind.row] = bind.request
-        self._drafters[bind.row] = self._drafter((*bind.request.prompt, *bind.answered))
+        self._guesser.bind(bind.row, bind.request, (*bind.request.prompt, *bind.answered))
         if bind.request.prompt_logprobs is None:
             self._scored.discard(bind.row)
         else:
@@ -131,18 +114,14 @@ class ModelRunner:
         else:
             self._edits[bind.row] = edits
 
-    def _guess(self, span: Span) -> tuple[int, ...]:
-        """What may follow the tokens of a row; what its grammar does not allow is no guess."""
-        guess, edits = self._drafters[span.row].guess(span.drafts), self._edits.get(span.row)
-        if edits is None or edits.matcher is None:
-            return guess
-        return guess[: edits.matcher.valid(guess)]
-
-    def _copy(self, copies: Sequence[BlockCopy]) -> None:
-        if copies:
-            sources = np.array([copy.source for copy in copies], np.int32)
-            targets = np.array([copy.target for copy in copies], np.int32)
-            self._ops.copy_blocks(self._storage.pool, sources, targets)
+    def _guess(self, spans: Sequence[Span]) -> list[Guess]:
+        """What may follow each span; what its grammar does not allow is no guess."""
+        guesses = list(self._guesser.guess(spans, self._tables))
+        for index, span in enumerate(spans):
+            edits = self._edits.get(span.row) if guesses[index] else None
+            if edits is not None and edits.matcher is not None:
+                guesses[index] = guesses[index][: edits.matcher.valid(guesses[index])]
+        return guesses
 
     def _tokens(self, span: Span) -> tuple[int, ...]:
         missing = span.stop - span.start - len(span.tokens)
@@ -210,9 +189,6 @@ class ModelRunner:
 
     def _keep(self, outcome: Sampled) -> None:
         """The tokens of a row are there."""
-        drafter = self._drafters[outcome.row]
-        self._last[outcome.row] = outcome.token
-        drafter.append(outcome.token)
-        for drawn in outcome.more:
-            self._last[outcome.row] = drawn.token
-            drafter.append(drawn.token)
+        tokens = (outcome.token, *(drawn.token for drawn in outcome.more))
+        self._last[outcome.row] = tokens[-1]
+        self._guesser.append(outcome.row, tokens)

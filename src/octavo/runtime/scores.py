@@ -1,22 +1,14 @@
 """How likely the model finds tokens: the likeliest of a position, and those of a prompt."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 
 from octavo.core.events import Likeliest, Score
 from octavo.core.plan import RowFailed, RowScores, Span
 from octavo.core.request import Request
-from octavo.ops.api import F32, I32, Batch, Ops
-
-
-class Head(Protocol):
-    """What a network gives of the batch it has computed last."""
-
-    def logits(self, rows: I32) -> F32:
-        """The logits of these rows of the batch, at most as many as `forward` gives at once; a view
-        that the next call overwrites."""
+from octavo.ops.api import F32, Batch, Ops
+from octavo.runtime.network import Head
 
 
 def likeliest(

@@ -219,7 +219,12 @@ def log_settings(config: EngineConfig, sources: Sources, prepared: Prepared) -> 
 def engine_client(config: EngineConfig, prepared: Prepared) -> AsyncClient:
     """The client of an engine of this model, in a process of its own that is not started yet."""
     known = replace(config, api_key=(), admin_api_key=())  # what an engine needs of it
-    setup = Setup(config=known, resolved=prepared.resolved, path=str(prepared.path))
+    setup = Setup(
+        config=known,
+        resolved=prepared.resolved,
+        path=str(prepared.path),
+        draft_path=None if prepared.draft is None else str(prepared.draft.path),
+    )
     return AsyncClient(EngineProcess(setup, stall_s=prepared.resolved.stall_s))
 
 

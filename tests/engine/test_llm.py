@@ -5,6 +5,7 @@ import logging
 import re
 import sys
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,71 @@ def test_streams_and_other_answers_may_be_asked_in_turns(llm: LLM) -> None:
         *rest, ended = stream
         assert isinstance(ended, Ended)
         assert text + "".join(piece.text for piece in rest) == alone[prompt].text
+
+
+PROMPTS = tuple(f"{count} {animal}s and" for count in (2, 3, 7) for animal in ("cat", "owl", "ox"))
+LENGTHS = (24, 3, 9, 2, 14, 5, 1, 6, 4)
+
+
+def of_all(llm: LLM) -> list[Answer]:
+    return llm.generate(PROMPTS, [greedy(length) for length in LENGTHS])
+
+
+def greedy(length: int) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=length, n=1 + length % 2, ignore_eos=True)
+
+
+@pytest.mark.parametrize("in_flight", [1, 2, 5, None])
+@pytest.mark.parametrize("order", ["prompts", "finished"])
+def test_answers_come_one_by_one(llm: LLM, order: Any, in_flight: int | None) -> None:
+    came = list(llm.answers(PROMPTS, map(greedy, LENGTHS), order=order, in_flight=in_flight))
+    indices = [index for index, _ in came]
+    assert sorted(indices) == list(range(len(PROMPTS)))
+    assert (indices == sorted(indices)) == (order == "prompts" or in_flight == 1)
+    whole = of_all(llm)
+    for index, answer in came:
+        assert len(answer.choices) == len(whole[index].choices)
+        for one, other in zip(answer.choices, whole[index].choices, strict=True):
+            assert (one.text, one.token_ids) == (other.text, other.token_ids)
+            assert one.logprobs == other.logprobs
+
+
+@pytest.mark.parametrize("order", ["prompts", "finished"])
+def test_prompts_without_an_end_are_taken_as_answers_come(llm: LLM, order: Any) -> None:
+    taken: list[int] = []
+
+    def prompts() -> Iterator[str]:
+        for number in count():
+            taken.append(number)
+            yield f"{number} and"
+
+    answers = llm.answers(prompts(), greedy(2), order=order, in_flight=3)
+    for done in range(1, 13):
+        next(answers)
+        assert len(taken) <= done + 2 + 3 * (order == "prompts")
+    answers.close()  # type: ignore[attr-defined]
+    assert llm.status().running == llm.status().waiting == 0
+
+
+def test_conversations_one_by_one(llm: LLM) -> None:
+    talks = [QUESTION, [{"role": "user", "content": "Name a colour."}]]
+    assert [answer.text for _, answer in llm.chat_answers(talks, GREEDY)] == [
+        answer.text for answer in llm.chat(talks, GREEDY)
+    ]
+
+
+def test_what_is_wrong_with_one_prompt_is_told_when_its_turn_comes(llm: LLM) -> None:
+    answers = llm.answers([POEM, SEA, ""], greedy(3), in_flight=1)
+    assert [next(answers)[0] for _ in range(2)] == [0, 1]
+    with pytest.raises(InvalidRequest, match="the prompt is empty"):
+        next(answers)
+    with pytest.raises(RequestError, match="not as many SamplingParams as prompts"):
+        list(llm.answers([POEM, SEA], [greedy(3)]))
+    for wrong in ({"order": "random"}, {"in_flight": 0}):
+        with pytest.raises(InvalidRequest, match=f"{next(iter(wrong))} must be"):
+            llm.answers([POEM], **wrong)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="one text"):
+        llm.answers(POEM)
 
 
 def test_a_stream_that_is_closed_frees_its_blocks(llm: LLM) -> None:

@@ -2,9 +2,11 @@
 
 import os
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
-from typing import Any, cast
+from itertools import islice, repeat
+from typing import Any, Literal, TypeVar, cast
 
 from octavo.config import load_config
 from octavo.core.events import Event, Refused
@@ -16,10 +18,12 @@ from octavo.engine.limits import named
 from octavo.engine.params import SamplingParams
 from octavo.engine.progress import Progress
 from octavo.engine.session import Messages, Session, Turn
-from octavo.errors import RequestError
+from octavo.errors import InvalidRequest, RequestError
 from octavo.text.assembler import Delta, Ended
 
 Prompt = str | Sequence[int]
+Order = Literal["prompts", "finished"]
+T = TypeVar("T")
 
 
 class LLM:
@@ -140,76 +144,184 @@ class LLM:
         """The assistant's next message piece by piece; `Ended` comes last."""
         return self._stream(self._door.chat(messages, params or SamplingParams()))
 
+    def answers(
+        self,
+        prompts: Iterable[Prompt],
+        params: SamplingParams | Iterable[SamplingParams] | None = None,
+        *,
+        order: Order = "prompts",
+        in_flight: int | None = None,
+    ) -> Iterator[tuple[int, Answer]]:
+        """Continue each prompt; each answer comes with the index of its prompt as soon as it is
+        there: in the `order` of the prompts, or as they have finished.
+
+        There may be any number of prompts: the next is taken when fewer than `in_flight` are under
+        way, twice as many as the engine computes at once if it is not said. Closing the iterator
+        cancels those.
+        Raises   RequestError: a prompt or parameter cannot be honoured, when its turn comes.
+        """
+        pairs = _pairs(prompts, params)
+        tickets = (self._door.completion(prompt, own) for prompt, own in pairs)
+        return self._in_order(tickets, in_flight, order)
+
+    def chat_answers(
+        self,
+        conversations: Iterable[Messages],
+        params: SamplingParams | Iterable[SamplingParams] | None = None,
+        *,
+        order: Order = "prompts",
+        in_flight: int | None = None,
+    ) -> Iterator[tuple[int, Answer]]:
+        """The assistant's next message of each conversation, as `answers` gives it of prompts."""
+        pairs = _pairs(conversations, params)
+        tickets = (self._door.chat(messages, own) for messages, own in pairs)
+        return self._in_order(tickets, in_flight, order)
+
+    def _in_order(
+        self, tickets: Iterable[Ticket], in_flight: int | None, order: Order
+    ) -> Iterator[tuple[int, Answer]]:
+        if order not in ("prompts", "finished"):
+            raise InvalidRequest(f"order must be prompts or finished, not {order!r}", param="order")
+        if in_flight is not None and in_flight < 1:
+            raise InvalidRequest(
+                f"in_flight must be at least 1, not {in_flight}", param="in_flight"
+            )
+        most = in_flight or 2 * self._engine.scheduler.limits.sequences
+        finished = self._finished(tickets, most, Progress(shown=False))
+        return finished if order == "finished" else _by_index(finished)
+
     def _stream(self, ticket: Ticket) -> Iterator[Delta | Ended]:
-        try:
-            for _, item in self._run([ticket]):
+        with closing(self._run([ticket], 1)) as items:
+            for _, item in items:
                 yield item
-        finally:
-            self._leave([ticket])
 
     def _answers(self, tickets: Sequence[Ticket], progress: bool) -> list[Answer]:
-        parts: dict[tuple[int, int], list[Delta]] = defaultdict(list)
-        answers: dict[tuple[int, int], Answer] = {}
         total = sum(ticket.request.branches for ticket in tickets)
         with Progress(total, shown=progress) as bar:
-            try:
-                for index, item in self._run(tickets):
-                    place = index, item.branch
-                    if isinstance(item, Delta):
-                        parts[place].append(item)
-                        bar.tokens += len(item.token_ids)
-                        bar.update()
-                    else:
-                        answers[place] = _answer(parts[place], item)
-                        bar.done += 1
-                        bar.update(always=True)
-            finally:
-                self._leave(tickets)
-        return [
-            _joined([answers[index, branch] for branch in range(ticket.request.branches)])
-            for index, ticket in enumerate(tickets)
-        ]
+            answers = dict(self._finished(tickets, len(tickets), bar))
+        return [answers[index] for index in range(len(tickets))]
 
-    def _run(self, tickets: Sequence[Ticket]) -> Iterator[tuple[int, Delta | Ended]]:
-        """Submit, then turn the crank until every ticket has ended."""
-        live = {ticket.request.id: index for index, ticket in enumerate(tickets)}
-        unfinished = [ticket.request.branches for ticket in tickets]
+    def _finished(
+        self, tickets: Iterable[Ticket], most: int, bar: Progress
+    ) -> Generator[tuple[int, Answer], None, None]:
+        """The answer to each ticket with its index, when all its branches have ended."""
+        with closing(self._run(tickets, most)) as items:
+            for live, item in items:
+                if isinstance(item, Delta):
+                    bar.tokens += len(item.token_ids)
+                    live.parts[item.branch].append(item)
+                    bar.update()
+                    continue
+                live.choices[item.branch] = _answer(live.parts[item.branch], item)
+                bar.done += 1
+                bar.update(always=True)
+                if live.ended:
+                    yield live.index, live.answer
+
+    def _run(
+        self, tickets: Iterable[Ticket], most: int
+    ) -> Generator[tuple["_Live", Delta | Ended], None, None]:
+        """Submit them, at most so many at once, and turn the crank until every one has ended."""
+        waiting = enumerate(tickets)
+        lives: dict[str, _Live] = {}
         inbox: deque[Event] = deque()
-        self._inboxes |= dict.fromkeys(live, inbox)
-        for ticket in tickets:
-            self._deliver(self._engine.submit(ticket.request))
-        while live:
-            if not inbox:
-                self._deliver(self._engine.step())
-                continue
-            event = inbox.popleft()
-            index = live.get(event.request_id)
-            if index is None:
-                continue
-            if isinstance(event, Refused):
-                raise RequestError(f"the request was refused: {event.message}")
-            assembler = tickets[index].assembler_of(event)
-            items = list(assembler.take(event))
-            if assembler.ended:
-                for last in self._engine.cancel(event.request_id, event.branch, "stop"):
-                    assert not isinstance(last, Refused)
-                    items += assembler.take(last)
-            for item in items:
-                unfinished[index] -= isinstance(item, Ended)
-                if not unfinished[index]:
-                    del live[event.request_id]
-                yield index, item
+        try:
+            while True:
+                for index, ticket in islice(waiting, most - len(lives)):
+                    lives[ticket.request.id] = _Live(index, ticket)
+                    self._inboxes[ticket.request.id] = inbox
+                    self._deliver(self._engine.submit(ticket.request))
+                if not lives:
+                    return
+                while not inbox:
+                    self._deliver(self._engine.step())
+                event = inbox.popleft()
+                if (live := lives.get(event.request_id)) is None:
+                    continue
+                for item in self._items(live.ticket, event):
+                    live.unfinished -= isinstance(item, Ended)
+                    if live.ended:
+                        del lives[event.request_id]
+                        self._inboxes.pop(event.request_id)
+                    yield live, item
+        finally:
+            for name in lives:
+                self._engine.cancel(name)
+                self._inboxes.pop(name)
+
+    def _items(self, ticket: Ticket, event: Event) -> list[Delta | Ended]:
+        """What an event adds to an answer; an end that the engine does not know of is told it."""
+        if isinstance(event, Refused):
+            raise RequestError(f"the request was refused: {event.message}")
+        assembler = ticket.assembler_of(event)
+        items = list(assembler.take(event))
+        if assembler.ended:
+            for last in self._engine.cancel(event.request_id, event.branch, "stop"):
+                assert not isinstance(last, Refused)
+                items += assembler.take(last)
+        return items
 
     def _deliver(self, events: Iterable[Event]) -> None:
         for event in events:
             if event.request_id in self._inboxes:
                 self._inboxes[event.request_id].append(event)
 
-    def _leave(self, tickets: Sequence[Ticket]) -> None:
-        """End what is still under way of these."""
-        for ticket in tickets:
-            self._engine.cancel(ticket.request.id)
-            self._inboxes.pop(ticket.request.id, None)
+
+class _Live:
+    """A ticket under way, and what has come of it."""
+
+    def __init__(self, index: int, ticket: Ticket) -> None:
+        self.index = index
+        self.ticket = ticket
+        self.unfinished = ticket.request.branches
+        self.parts: defaultdict[int, list[Delta]] = defaultdict(list)
+        self.choices: dict[int, Answer] = {}
+
+    @property
+    def ended(self) -> bool:
+        return not self.unfinished
+
+    @property
+    def answer(self) -> Answer:
+        """Of all its branches, when they have ended."""
+        first, *others = (self.choices[branch] for branch in range(len(self.choices)))
+        return replace(first, others=tuple(others))
+
+
+def _by_index(
+    finished: Generator[tuple[int, Answer], None, None],
+) -> Iterator[tuple[int, Answer]]:
+    """The answers in their order; those that wait for one before them are kept."""
+    early: dict[int, Answer] = {}
+    following = 0
+    with closing(finished):
+        for index, answer in finished:
+            early[index] = answer
+            while following in early:
+                yield following, early.pop(following)
+                following += 1
+
+
+def _pairs(
+    prompts: Iterable[T], params: SamplingParams | Iterable[SamplingParams] | None
+) -> Iterator[tuple[T, SamplingParams]]:
+    """Raises  RequestError: there are more of one than of the other, when that is found."""
+    if isinstance(prompts, str):
+        raise RequestError("prompts is one text; give a list, or use stream")
+    if params is None or isinstance(params, SamplingParams):
+        return zip(prompts, repeat(params or SamplingParams()), strict=False)
+    return _one_to_one(prompts, params)
+
+
+def _one_to_one(
+    prompts: Iterable[T], params: Iterable[SamplingParams]
+) -> Iterator[tuple[T, SamplingParams]]:
+    try:
+        yield from zip(prompts, params, strict=True)
+    except ValueError as error:
+        raise RequestError(
+            "there are not as many SamplingParams as prompts; give one, or one each"
+        ) from error
 
 
 def _listed(prompts: Prompt | Session | Sequence[Prompt | Session]) -> list[Prompt | Session]:
@@ -243,7 +355,3 @@ def _answer(parts: Sequence[Delta], ended: Ended) -> Answer:
         top_logprobs=tuple(one.top for part in parts for one in part.scored),
         prompt_logprobs=tuple(score for part in parts for score in part.prompt),
     )
-
-
-def _joined(choices: Sequence[Answer]) -> Answer:
-    return replace(choices[0], others=tuple(choices[1:]))

@@ -24,8 +24,7 @@ from octavo.units import MIB, human_bytes
 
 DEFAULT_NUM_SEQS = 64
 DEFAULT_BATCHED_TOKENS = 512
-DEFAULT_DRAFTS = 4
-"""With a draft model."""
+DEFAULT_DRAFTS = 8
 DEFAULT_QUANTIZATION: Quantization = "none"
 DEFAULT_KV_CACHE_DTYPE: KVCacheDtype = "bfloat16"
 SWAP_SHARE = 8
@@ -202,7 +201,7 @@ def with_draft(model: ModelFacts, draft: ModelFacts) -> ModelFacts:
 def _drafts(config: EngineConfig) -> int:
     asked = config.max_draft_tokens
     if asked is None:
-        return 0 if config.draft_model is None else DEFAULT_DRAFTS
+        return DEFAULT_DRAFTS
     if asked == 0 and config.draft_model is not None:
         raise ConfigError(
             f"draft_model is {config.draft_model} and max_draft_tokens is 0: it would never guess;"

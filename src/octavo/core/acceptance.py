@@ -6,16 +6,17 @@ probability r ** j. So n drafts bring 1 + r + … + r ** n tokens for 1 + n · p
 """
 
 from dataclasses import dataclass
-from math import inf
 
 FIRST_RATE = 0.6
 WEIGHT = 0.2
 """Of the newest step in the rate."""
 COMMON_WEIGHT = 0.02
 """Of the newest step in the rate that new sequences begin with."""
-SHARE = 0.01
+SHARE = 0.005
 """Where drafts are not worth their price one is tried for so much of the time that tokens take: the
 text may have changed."""
+LEAST_GAIN = 1.05
+"""Drafts that bring less than so many times the tokens are not worth it: estimates are rough."""
 MOST = 64
 """More than any limit allows."""
 
@@ -77,13 +78,14 @@ def _share(drafted: int, accepted: int) -> float:
 
 def _best(rate: float, price: float) -> tuple[int, float]:
     """The number of drafts that brings most tokens for what they cost, and which share of the time
-    it saves."""
+    it saves; none if that is too little."""
     tokens = right = best = 1.0
-    for count in range(1, MOST + 1):
+    count = 0
+    while count < MOST:
         right *= rate
         tokens += right
-        each = tokens / (1.0 + count * price)
+        each = tokens / (1.0 + (count + 1) * price)
         if each <= best:
-            return count - 1, 1.0 - 1.0 / best
-        best = each
-    return MOST, 1.0 - 1.0 / best if best < inf else 1.0
+            break
+        best, count = each, count + 1
+    return (count, 1.0 - 1.0 / best) if best >= LEAST_GAIN else (0, 0.0)

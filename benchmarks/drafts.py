@@ -1,6 +1,9 @@
-"""What guessing ahead saves where a text is copied or edited, and that answers stay equal.
+"""What guessing ahead saves where a text is copied or edited, what it costs where every guess is
+wrong, and that answers stay equal.
 
     python benchmarks/drafts.py --drafts 0 4 8 --rounds 3
+    python benchmarks/drafts.py --drafts 0 8 --rounds 9 --wrong
+    python benchmarks/drafts.py --model LARGE --draft-model SMALL
 
 The numbers of drafts take turns. Processor time counts the threads of the kernels, and changes less
 with what else the machine does than the time on the clock.
@@ -14,6 +17,7 @@ from collections import defaultdict
 
 from octavo import LLM, SamplingParams
 from octavo.engine.answer import Answer
+from octavo.runtime.lookup import PromptLookup
 
 TEXT = (
     "The harbour master kept a ledger of every ship that came into the bay. On Monday the Albatross"
@@ -47,13 +51,28 @@ def run(llm: LLM, drafts: int, params: SamplingParams) -> tuple[float, float, li
     return time.perf_counter() - clock, time.process_time() - processor, answers
 
 
+def never_right(lookup: PromptLookup, count: int) -> tuple[int, ...]:
+    """Guesses from one end of the vocabulary to the other."""
+    last = lookup._tokens[-1]
+    return tuple((last + 7919 * number) % 40_000 + 100 for number in range(1, count + 1))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="demo")
     parser.add_argument("--drafts", type=int, nargs="+", default=[0, 4, 8])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--draft-model")
+    parser.add_argument("--wrong", action="store_true", help="let every guess be wrong")
     arguments = parser.parse_args()
-    llm = LLM(arguments.model, kv_cache_memory="512MiB", log_level="error")
+    if arguments.wrong:
+        PromptLookup.guess = never_right  # type: ignore[method-assign]
+    llm = LLM(
+        arguments.model,
+        draft_model=arguments.draft_model,
+        kv_cache_memory="512MiB",
+        log_level="error",
+    )
     differ = 0
     for kind, params in KINDS.items():
         spent = defaultdict(list)

@@ -13,12 +13,14 @@ from tests.text.vocabulary import metadata_of
 from octavo import LLM, SamplingParams
 from octavo.config import EngineConfig
 from octavo.core.acceptance import Acceptance
-from octavo.engine.build import Built, build
+from octavo.engine.build import Built, build, prepare
 from octavo.engine.drafts import Found, find_draft
+from octavo.engine.supervisor import EngineProcess
 from octavo.errors import ConfigError
 from octavo.models.loader import open_model
 from octavo.models.spec import layer_groups
 from octavo.resolve import DEFAULT_DRAFTS
+from octavo.serve.main import engine_client
 from octavo.text.tokenizer import Tokenizer
 from octavo.units import MIB
 
@@ -113,6 +115,15 @@ def test_one_that_would_never_guess_is_refused(tiny: Path, small: Path) -> None:
 def test_one_that_is_not_there_is_refused(tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="draft_model .*nowhere.*: no such file"):
         built(tiny, draft_model=str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize("with_draft", [True, False])
+def test_the_engine_process_is_told_of_it(tiny: Path, small: Path, with_draft: bool) -> None:
+    name = str(small) if with_draft else None
+    config = EngineConfig(model=str(tiny), draft_model=name, kv_cache_memory=MIB)
+    link = engine_client(config, prepare(config))._link
+    assert isinstance(link, EngineProcess)
+    assert link._setup.draft_path == name
 
 
 def test_answers_come_with_what_was_guessed(

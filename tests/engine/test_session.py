@@ -15,7 +15,8 @@ PLAN = "A plan for a day at the sea:\n1."
 
 @pytest.fixture(scope="module")
 def llm(demo_model_path: Path) -> LLM:
-    return LLM(str(demo_model_path), max_model_len=512, threads=2)
+    """Without drafts: tests count what is computed."""
+    return LLM(str(demo_model_path), max_model_len=512, threads=2, max_draft_tokens=0)
 
 
 @pytest.fixture(autouse=True)

@@ -65,6 +65,7 @@ Policy = Literal["fcfs", "priority", "fair", "slo"]
 Preemption = Literal["auto", "swap", "recompute"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
+GenerationConfig = Literal["auto", "none"]
 Quantization = Literal["none", "stored", "int8", "int4"]
 KVCacheDtype = Literal["bfloat16", "int8"]
 
@@ -216,6 +217,13 @@ class EngineConfig:
         "form of the weights in memory: none (bfloat16), stored (integers that the checkpoint holds"
         " are kept), int8 or int4 (default: none)",
         choices=get_args(Quantization),
+    )
+    generation_config: GenerationConfig = _setting(
+        "auto",
+        "text",
+        "how to sample where a request does not say: auto (as the model's generation_config.json"
+        " says), or none (Octavo's own defaults)",
+        choices=get_args(GenerationConfig),
     )
     block_size: int = _setting(
         16, "whole", "tokens in one KV block", choices=(16, 32, 64, 128), low=16

@@ -17,6 +17,7 @@ from octavo.cli.flags import SERVER_ONLY
 from octavo.cli.main import build_parser, main
 from octavo.config import RULES, EngineConfig, Sources, flag_of
 from octavo.core.events import FinishReason, Receipt
+from octavo.engine.params import SamplingParams
 from octavo.errors import ContextLengthExceeded, EngineError, ModelFileError
 from octavo.text.assembler import Delta, Ended
 
@@ -40,6 +41,7 @@ class FakeLLM:
     words: tuple[str, ...] = ("Hello", ", ", "world")
     ending: FinishReason = "stop"
     template = True
+    wants = SamplingParams()
     failure: BaseException | None = None
     asked: list[tuple[str, Any, Any]]
     settings: dict[str, Any]
@@ -47,6 +49,7 @@ class FakeLLM:
     def __init__(self, **settings: Any) -> None:
         type(self).settings = settings
         self.has_chat_template = self.template
+        self.default_params = self.wants
 
     def stream(self, prompt: str, params: Any) -> Iterator[Delta | Ended]:
         self.asked.append(("raw", prompt, params))
@@ -257,6 +260,14 @@ def test_every_number_of_the_sampling_has_a_flag(llm: type[FakeLLM]) -> None:
     params = llm.asked[0][2]
     assert {name: getattr(params, name) for name in asked} == asked
     assert params.bad_words == ("a b", "c")
+
+
+def test_flags_go_before_what_the_model_wants(
+    llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llm, "wants", SamplingParams(temperature=0.3, top_k=7))
+    assert main(["generate", "Hi", "--temperature", "0.9"]) == 0
+    assert llm.asked[-1][2] == SamplingParams(temperature=0.9, top_k=7)
 
 
 def test_generate_with_engine_flags(llm: type[FakeLLM]) -> None:

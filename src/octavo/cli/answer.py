@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from octavo.cli.flags import engine_config, sampling_settings
@@ -22,8 +23,9 @@ Message = dict[str, str]
 def generate(arguments: argparse.Namespace) -> int:
     """Stream the answer to one prompt to stdout."""
     prompt = _checked_prompt(arguments.prompt)
-    params = _params(arguments)
+    _check_params(arguments)
     llm = _load(arguments)
+    params = _params(arguments, llm)
     if arguments.raw or not llm.has_chat_template:
         answer = llm.stream(prompt, params)
     else:
@@ -39,8 +41,9 @@ def generate(arguments: argparse.Namespace) -> int:
 
 def chat(arguments: argparse.Namespace) -> int:
     """Read messages and stream answers until the input ends; the history is kept."""
-    params = _params(arguments)
+    _check_params(arguments)
     llm = _load(arguments)
+    params = _params(arguments, llm)
     if not llm.has_chat_template:
         raise SetupError(
             "this model has no chat template; use octavo generate --raw, or another --model"
@@ -120,10 +123,16 @@ def _load(arguments: argparse.Namespace) -> "LLM":
     return LLM(**settings)
 
 
-def _params(arguments: argparse.Namespace) -> "SamplingParams":
+def _check_params(arguments: argparse.Namespace) -> None:
+    """What cannot be asked costs no waiting."""
     from octavo.engine.params import SamplingParams
 
-    return SamplingParams(**sampling_settings(arguments))
+    SamplingParams(**sampling_settings(arguments))
+
+
+def _params(arguments: argparse.Namespace, llm: "LLM") -> "SamplingParams":
+    """What was asked, over what the model wants."""
+    return replace(llm.default_params, **sampling_settings(arguments))
 
 
 def _checked_prompt(prompt: str) -> str:

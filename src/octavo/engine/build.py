@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.config import EngineConfig
+from octavo.engine.defaults import model_defaults
 from octavo.engine.door import Door
 from octavo.engine.drafts import Found, find_draft
 from octavo.engine.engine import Engine, Observer
@@ -39,13 +40,18 @@ class Prepared:
     resolved: Resolved
     draft: Found | None = None
 
-    def door(self, seed: int | None) -> Door:
-        """The door in front of an engine of this model."""
+    def door(self, config: EngineConfig) -> Door:
+        """The door in front of an engine of this model.
+
+        Raises   ModelFileError: its tokenizer or its defaults cannot be used.
+        """
+        asked = config.generation_config == "auto"
         return Door(
             tokenizer_of(self.path, self.opened),
             max_model_len=self.resolved.max_model_len,
             vocab_size=self.opened.spec.vocab_size,
-            seed=seed,
+            seed=config.seed,
+            defaults=model_defaults(self.path) if asked else None,
         )
 
 
@@ -98,7 +104,7 @@ def build(
     Raises   SetupError of any kind: the message says what to change.
     """
     prepared = prepare(config, progress=progress)
-    door = prepared.door(config.seed)
+    door = prepared.door(config)
     engine, weights = build_engine(
         prepared.opened,
         config,

@@ -46,13 +46,21 @@ class Door:
     """Checks everything that a client sent, so that nothing in the step loop has to.
 
     `vocab_size` is the model's; ids the tokenizer does not know but the model has are allowed.
-    `seed` makes the seeds of requests that bring none repeatable.
+    `seed` makes the seeds of requests that bring none repeatable. `defaults` is how the model wants
+    to be sampled.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, *, max_model_len: int, vocab_size: int, seed: int | None = None
+        self,
+        tokenizer: Tokenizer,
+        *,
+        max_model_len: int,
+        vocab_size: int,
+        seed: int | None = None,
+        defaults: SamplingParams | None = None,
     ) -> None:
         self.tokenizer = tokenizer
+        self.defaults = defaults or SamplingParams()
         self.grammars = Grammars(lambda: tokenizer, vocab_size)
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size

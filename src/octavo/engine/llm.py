@@ -51,6 +51,12 @@ class LLM:
     def has_chat_template(self) -> bool:
         return self._door.has_chat_template
 
+    @property
+    def default_params(self) -> SamplingParams:
+        """How prompts are answered for which no parameters are given: as the model's
+        generation_config.json says, with `generation_config="none"` as `SamplingParams()`."""
+        return self._door.defaults
+
     def status(self) -> EngineStatus:
         return self._engine.status()
 
@@ -78,7 +84,7 @@ class LLM:
         Raises   RequestError: a prompt or parameter cannot be honoured; nothing has been computed.
         """
         listed = _listed(prompts)
-        chosen = _one_each(params, len(listed))
+        chosen = _one_each(self.default_params if params is None else params, len(listed))
         tickets: list[Ticket] = []
         turns: dict[Session, Turn] = {}
         for prompt, own in zip(listed, chosen, strict=True):
@@ -105,7 +111,7 @@ class LLM:
         """The assistant's next message for one conversation, or for each of several."""
         single = len(messages) > 0 and isinstance(messages[0], Mapping)
         conversations = cast(list[Messages], [messages] if single else list(messages))
-        chosen = _one_each(params, len(conversations))
+        chosen = _one_each(self.default_params if params is None else params, len(conversations))
         tickets = [
             self._door.chat(own, each) for own, each in zip(conversations, chosen, strict=True)
         ]
@@ -136,13 +142,13 @@ class LLM:
 
         With `n` > 1 each piece says its `branch`, and each branch has an `Ended`.
         """
-        return self._stream(self._door.completion(prompt, params or SamplingParams()))
+        return self._stream(self._door.completion(prompt, params or self.default_params))
 
     def chat_stream(
         self, messages: Messages, params: SamplingParams | None = None
     ) -> Iterator[Delta | Ended]:
         """The assistant's next message piece by piece; `Ended` comes last."""
-        return self._stream(self._door.chat(messages, params or SamplingParams()))
+        return self._stream(self._door.chat(messages, params or self.default_params))
 
     def answers(
         self,
@@ -332,10 +338,10 @@ def _listed(prompts: Prompt | Session | Sequence[Prompt | Session]) -> list[Prom
 
 
 def _one_each(
-    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+    params: SamplingParams | Sequence[SamplingParams], count: int
 ) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
+    if isinstance(params, SamplingParams):
+        return [params] * count
     if len(params) != count:
         raise RequestError(
             f"{len(params)} SamplingParams for {count} prompts; give one, or one each"

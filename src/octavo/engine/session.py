@@ -166,7 +166,7 @@ class Session:
         return replace(self._turn(tokens, params), messages=messages, text=text)
 
     def _turn(self, tokens: Sequence[int], params: SamplingParams | None) -> Turn:
-        params = params or SamplingParams()
+        params = params or self._door.defaults
         if params.n > 1:
             raise InvalidRequest(
                 f"n is {params.n}: a session goes on from one answer; fork it instead", param="n"

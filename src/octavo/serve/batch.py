@@ -100,8 +100,8 @@ async def _with_engine(
     client = engine_client(config, prepared)
     try:
         await client.launch()
-        door = prepared.door(config.seed)
-        app = create_app(client, door, settings_of(config, prepared))
+        door = prepared.door(config)
+        app = create_app(client, door, settings_of(config, prepared, door))
         client.on_death = app.state.metrics.take
         await client.start()
         await batch.run(app, in_flight)

@@ -20,6 +20,7 @@ from octavo import __version__
 from octavo.config import EngineConfig, Sources
 from octavo.engine.build import Prepared, prepare
 from octavo.engine.client import AsyncClient
+from octavo.engine.door import Door
 from octavo.engine.supervisor import EngineProcess
 from octavo.engine.wire import Setup
 from octavo.errors import ConfigError
@@ -178,9 +179,9 @@ async def _load(
     """
     phases = Phases()
     await client.launch()  # it loads the weights while the tokenizer is built here
-    door = await asyncio.to_thread(prepared.door, config.seed)
+    door = await asyncio.to_thread(prepared.door, config)
     phases.end("tokenizer loaded")
-    settings = settings_of(config, prepared, protection.keyring)
+    settings = settings_of(config, prepared, door, protection.keyring)
     app = create_app(client, door, settings, tracing=tracing)
     client.on_death = app.state.metrics.take
     warming = _warming(config, app.state.service)
@@ -229,7 +230,7 @@ def engine_client(config: EngineConfig, prepared: Prepared) -> AsyncClient:
 
 
 def settings_of(
-    config: EngineConfig, prepared: Prepared, keyring: Keyring | None = None
+    config: EngineConfig, prepared: Prepared, door: Door, keyring: Keyring | None = None
 ) -> ServeSettings:
     """What an application in front of this model is told."""
     resolved = prepared.resolved
@@ -237,6 +238,7 @@ def settings_of(
         model_names=(resolved.served_model_name,),
         version=__version__,
         about=about(prepared.opened.spec, resolved),
+        defaults=door.defaults,
         cache_facts=cache_facts(config, resolved),
         web=config.web,
         stall_s=resolved.stall_s / 2 or UNSUPERVISED_STALL_S,

@@ -181,3 +181,12 @@ def test_what_is_off_is_not_there() -> None:
     assert asked.sampling(seed=1, dry_breakers=((5,),)).dry == Dry(
         multiplier=2.0, window=9, breakers=((5,),)
     )
+
+
+def test_what_is_changed_to_what_it_is_stays_itself() -> None:
+    params = SamplingParams(temperature=0.5, n=2)
+    assert params.but(temperature=0.5, n=2) is params
+    assert params.but() is params
+    assert params.but(n=3, seed=4) == SamplingParams(temperature=0.5, n=3, seed=4)
+    with pytest.raises(InvalidRequest, match="temperature"):
+        params.but(temperature=-1.0)

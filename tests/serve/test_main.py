@@ -165,6 +165,16 @@ def test_a_host_that_is_no_name(host: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_no_piece_of_an_answer_waits_for_the_one_before() -> None:
+    listener = main._bind("127.0.0.1", 0)
+    main._listen(listener)
+    listener.setblocking(True)
+    with listener, socket.create_connection(listener.getsockname()):
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux only")
 def test_B106_a_reader_that_takes_nothing_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(main, "UNREAD_S", 1)

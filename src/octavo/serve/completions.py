@@ -160,7 +160,7 @@ def _scoring(params: SamplingParams, asked: CompletionRequest) -> SamplingParams
     Raises   InvalidRequest naming what is out of range.
     """
     params = prompt_params(params, asked.prompt_logprobs, asked.stream)
-    params = replace(params, logprobs=asked.logprobs)
+    params = params.but(logprobs=asked.logprobs)
     if not asked.echo or asked.logprobs is None:
         return params
     return replace(params, prompt_logprobs=max(asked.logprobs, asked.prompt_logprobs or 0))

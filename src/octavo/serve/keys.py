@@ -45,7 +45,7 @@ class Permit:
         priority = params.priority
         if self.highest_priority is not None:
             priority = max(priority, self.highest_priority)
-        return replace(params, tenant=tenant, priority=priority)
+        return params.but(tenant=tenant, priority=priority)
 
     def stamped(self, request: Request) -> Request:
         """The request as it goes to the engine.

@@ -90,7 +90,7 @@ def prompt_params(params: SamplingParams, count: int | None, stream: bool | None
     """Raises  InvalidRequest naming prompt_logprobs: out of range, or the answer is streamed."""
     if count is not None and stream:
         raise InvalidRequest("prompt_logprobs needs stream: false", param="prompt_logprobs")
-    return replace(params, prompt_logprobs=count)
+    return params.but(prompt_logprobs=count)
 
 
 def prompt_logprobs(tokenizer: Tokenizer, scores: Sequence[Score], count: int) -> PromptLogprobs:

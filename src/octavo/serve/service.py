@@ -161,7 +161,7 @@ class Service:
     def for_visit(self, visit: Visit) -> "Service":
         view = copy(self)
         view.visit = visit
-        defaults = replace(self.settings.defaults, timeout_s=self.settings.request_timeout_s)
+        defaults = self.settings.defaults.but(timeout_s=self.settings.request_timeout_s)
         view.settings = replace(self.settings, defaults=visit.permit.defaults(defaults))
         return view
 

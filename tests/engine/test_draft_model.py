@@ -123,6 +123,7 @@ def test_the_engine_process_is_told_of_it(tiny: Path, small: Path, with_draft: b
     config = EngineConfig(model=str(tiny), draft_model=name, kv_cache_memory=MIB)
     link = engine_client(config, prepare(config))._link
     assert isinstance(link, EngineProcess)
+    link._context.destroy()  # it is never started
     assert link._setup.draft_path == name
 
 

@@ -36,7 +36,7 @@ NEUTRAL_EVERYWHERE: Neutral = {
     "return_tokens_as_token_ids": (False,),
     "routed_experts_prompt_start": (0,),
     "session_id": (),
-    "spaces_between_special_tokens": (True,),
+    "spaces_between_special_tokens": (True, False),  # tokenizers put none there
     "stream_interval": (1,),
     "thinking_token_budget": (-1,),
     "truncate_prompt_tokens": (),

@@ -181,6 +181,13 @@ class EngineConfig:
         low=0,
         high=64,
     )
+    max_logprobs: int = _setting(
+        20,
+        "whole",
+        "most tokens of a position whose log-probabilities a request may ask for (-1: all of the"
+        " vocabulary)",
+        low=-1,
+    )
     max_queued_requests: int | None = _setting(
         None, "whole", "most answers that wait; more are turned away (default: no limit)", low=1
     )

@@ -155,3 +155,22 @@ def test_B124_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(
         door.completion("x" * (longest * CONTEXT + 1), SamplingParams())
     with pytest.raises(ContextLengthExceeded):
         door.completion([-1] * 10**6, SamplingParams())
+
+
+@pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])
+@pytest.mark.parametrize("most", [0, 5, 20, -1])
+def test_how_many_log_probabilities_may_be_asked_for(field: str, most: int) -> None:
+    tokenizer = Tokenizer.from_gguf(metadata_of([]))
+    size = tokenizer.vocab_size + 3
+    door = Door(tokenizer, max_model_len=CONTEXT, vocab_size=size, max_logprobs=most)
+    allowed = size if most < 0 else most
+    for count in (0, allowed, *([-1] if most < 0 else [])):
+        request = door.completion([7, 8], SamplingParams(**{field: count})).request
+        seen = {"logprobs": request.top_logprobs, "prompt_logprobs": request.prompt_logprobs}
+        assert seen[field] == (size if count < 0 else count)
+    for count in (allowed + 1, *([-1] if most >= 0 else [])):
+        with pytest.raises(
+            InvalidRequest, match=f"{field} must be at most {allowed} here"
+        ) as error:
+            door.completion([7, 8], SamplingParams(**{field: count}))
+        assert error.value.param == field

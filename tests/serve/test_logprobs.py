@@ -197,14 +197,18 @@ def test_what_cannot_be_given_is_refused_by_name(http: httpx.Client) -> None:
         ({"top_logprobs": 2}, "top_logprobs", "needs logprobs: true"),
         ({"logprobs": False, "top_logprobs": 2}, "top_logprobs", "needs logprobs: true"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "at most 20"),
-        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs", "at least 0"),
-        ({"prompt_logprobs": -1}, "prompt_logprobs", "at least 0"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs", "at most 20 here, not -1 (all "),
+        ({"logprobs": True, "top_logprobs": -2}, "top_logprobs", "at least -1"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs", "--max-logprobs allows more"),
+        ({"prompt_logprobs": -2}, "prompt_logprobs", "at least -1"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "stream: false"),
     ):
         refused(http.post("/v1/chat/completions", json=chat | fields), field, text)
     for fields, field, text in (
         ({"logprobs": 21}, "logprobs", "at most 20"),
-        ({"logprobs": -1}, "logprobs", "at least 0"),
+        ({"logprobs": -1}, "logprobs", "at most 20 here, not -1 (all "),
+        ({"logprobs": -2}, "logprobs", "at least -1"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs", "at most 20 here"),
         ({"prompt_logprobs": 21}, "prompt_logprobs", "at most 20"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "stream: false"),
     ):

@@ -52,6 +52,7 @@ class Prepared:
             vocab_size=self.opened.spec.vocab_size,
             seed=config.seed,
             defaults=model_defaults(self.path) if asked else None,
+            max_logprobs=config.max_logprobs,
         )
 
 

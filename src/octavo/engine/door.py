@@ -29,6 +29,9 @@ from octavo.text.tokenizer import Tokenizer
 from octavo.text.words import spellings
 from octavo.units import common_length
 
+MAX_LOGPROBS = 20
+"""Where nothing else is said, as OpenAI's API has it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
@@ -47,7 +50,8 @@ class Door:
 
     `vocab_size` is the model's; ids the tokenizer does not know but the model has are allowed.
     `seed` makes the seeds of requests that bring none repeatable. `defaults` is how the model wants
-    to be sampled.
+    to be sampled. At most `max_logprobs` likeliest tokens of a position are told; -1 allows the
+    whole vocabulary.
     """
 
     def __init__(
@@ -58,12 +62,14 @@ class Door:
         vocab_size: int,
         seed: int | None = None,
         defaults: SamplingParams | None = None,
+        max_logprobs: int = MAX_LOGPROBS,
     ) -> None:
         self.tokenizer = tokenizer
         self.defaults = defaults or SamplingParams()
         self.grammars = Grammars(lambda: tokenizer, vocab_size)
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
+        self._max_logprobs = vocab_size if max_logprobs < 0 else max_logprobs
         template = tokenizer.chat_template
         self._chat = None if template is None else ChatTemplate(template, special=tokenizer.special)
         self._seeds = random.Random(seed)
@@ -120,6 +126,29 @@ class Door:
         text = self.render(messages, ending)
         ids = self.encode(text, add_special=False)
         return self._ticket(ids, params, self._pins(messages, text, ids, ending))
+
+    def scored(self, params: SamplingParams) -> SamplingParams:
+        """With the size of the vocabulary in place of -1, which stands for it.
+
+        Raises   InvalidRequest naming logprobs or prompt_logprobs: that is more than allowed.
+        """
+        return params.but(
+            logprobs=self._scores("logprobs", params.logprobs),
+            prompt_logprobs=self._scores("prompt_logprobs", params.prompt_logprobs),
+        )
+
+    def _scores(self, name: str, count: int | None) -> int | None:
+        if count is None:
+            return None
+        wanted = self.vocab_size if count < 0 else count
+        if wanted > self._max_logprobs:
+            every = f" (all {wanted:,} of the vocabulary)" if count < 0 else ""
+            raise InvalidRequest(
+                f"{name} must be at most {self._max_logprobs} here, not {count}{every};"
+                " --max-logprobs allows more",
+                param=name,
+            )
+        return wanted
 
     def render(self, messages: Sequence[Mapping[str, Any]], ending: Ending = "answer") -> str:
         """The conversation as the text of a prompt.
@@ -186,6 +215,7 @@ class Door:
     def _ticket(
         self, ids: Sequence[int], params: SamplingParams, pins: tuple[Pin, ...] = ()
     ) -> Ticket:
+        params = self.scored(params)
         max_tokens = self._room(len(ids), params.max_tokens)
         if params.min_tokens > max_tokens:
             raise InvalidRequest(

@@ -14,7 +14,6 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_ANSWERS = 128
-MAX_LOGPROBS = 20
 MAX_BIASED_IDS = 1024
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_CHARACTERS = 256
@@ -59,8 +58,9 @@ class SamplingParams:
     grammar; it ends where that allows nothing more, even before `min_tokens`. See `Structured`.
 
     With `logprobs` each token of the answer comes with the log-probabilities of so many likeliest
-    ones, 0 to 20; with `prompt_logprobs` each token of the prompt but the first does, and then
-    nothing of it is taken from the cache. They are the model's, before anything above.
+    ones, -1 for all, at most as many as the setting `max_logprobs` allows; with `prompt_logprobs`
+    each token of the prompt but the first does, and then nothing of it is taken from the cache.
+    They are the model's, before anything above.
 
     With `cache` off the prompt is computed whole, and nothing of it is cached. Prompts of one
     `cache_salt` share their beginnings with each other only. `cache_control`, as
@@ -135,7 +135,7 @@ class SamplingParams:
         _integer("priority", self.priority, -(2**31), 2**31 - 1)
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
-                _integer(name, getattr(self, name), 0, MAX_LOGPROBS)
+                _integer(name, getattr(self, name), -1, 2**31 - 1)
         if self.seed is not None:
             _integer("seed", self.seed, -(2**63), 2**64 - 1)
         if self.max_tokens is not None:

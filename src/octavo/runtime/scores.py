@@ -7,8 +7,11 @@ import numpy as np
 from octavo.core.events import Likeliest, Score
 from octavo.core.plan import RowFailed, RowScores, Span
 from octavo.core.request import Request
-from octavo.ops.api import F32, Batch, Ops
+from octavo.ops.api import F32, I32, Batch, Ops
 from octavo.runtime.network import Head
+
+WIDE = 512
+"""Beyond so many a row is sorted whole: a list kept sorted takes longer."""
 
 
 def likeliest(
@@ -17,8 +20,11 @@ def likeliest(
     """So many likeliest tokens of each of these rows; `greatest` is the log-probability of the
     first."""
     most = min(max(counts), logits.shape[1])
-    ids, values = np.empty((len(rows), most), np.int32), np.empty((len(rows), most), np.float32)
-    ops.likeliest(logits, np.array(rows, np.int32), ids, values)
+    if most > WIDE:
+        ids, values = _sorted(logits[list(rows)], most)
+    else:
+        ids, values = np.empty((len(rows), most), np.int32), np.empty((len(rows), most), np.float32)
+        ops.likeliest(logits, np.array(rows, np.int32), ids, values)
     return [
         tuple(
             zip(tokens[:count], (value - found[0] + first for value in found[:count]), strict=True)
@@ -27,6 +33,12 @@ def likeliest(
             ids.tolist(), values.tolist(), counts, greatest, strict=True
         )
     ]
+
+
+def _sorted(rows: F32, most: int) -> tuple[I32, F32]:
+    """The greatest logits of each row and their ids, of equals the lowest id first."""
+    ids = np.argsort(-rows, axis=1, kind="stable")[:, :most].astype(np.int32)
+    return ids, np.take_along_axis(rows, ids, axis=1)
 
 
 class PromptScorer:

@@ -151,8 +151,8 @@ async def create_chat_completion(service: Service, request: Request) -> Response
     """The endpoint."""
     body = await read_body(request, service.settings.max_body_bytes)
     asked, params = parse(body, BODY, service.settings.defaults)
-    params = chat_params(params, asked.logprobs, asked.top_logprobs)
-    params = prompt_params(params, asked.prompt_logprobs, asked.stream)
+    params = chat_params(service.door, params, asked.logprobs, asked.top_logprobs)
+    params = prompt_params(service.door, params, asked.prompt_logprobs, asked.stream)
     model = service.model_named(asked.model)
     options = check_stream_options(asked.stream, asked.stream_options)
     ending = ending_of(asked.add_generation_prompt, asked.continue_final_message)
@@ -189,8 +189,8 @@ async def create_chat_completion(service: Service, request: Request) -> Response
             octavo=tally.cost(asked.user),
             prompt_token_ids=ticket.request.prompt if asked.return_token_ids else UNSET,
             prompt_logprobs=UNSET
-            if asked.prompt_logprobs is None
-            else prompt_logprobs(tokenizer, answers[0].prompt, asked.prompt_logprobs),
+            if params.prompt_logprobs is None
+            else prompt_logprobs(tokenizer, answers[0].prompt, params.prompt_logprobs),
         )
     )
 

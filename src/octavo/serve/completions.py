@@ -4,7 +4,6 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -100,7 +99,9 @@ async def create_completion(service: Service, request: Request) -> Response:
     asked, params = parse(body, BODY, service.settings.defaults)
     model = service.model_named(asked.model)
     options = check_stream_options(asked.stream, asked.stream_options)
-    params = _scoring(params, asked)
+    scores = prompt_params(service.door, params, asked.prompt_logprobs, asked.stream)
+    scores = service.door.scored(scores.but(logprobs=asked.logprobs))
+    params = _with_echo(scores, asked)
     prompts = split_prompts(asked.prompt)
     if len(prompts) * params.n > MAX_PROMPTS:
         raise InvalidRequest(
@@ -119,7 +120,7 @@ async def create_completion(service: Service, request: Request) -> Response:
     blank = Completion(
         id=f"cmpl-{tickets[0].request.id}", created=int(time.time()), model=model, choices=()
     )
-    view = _View(service.door.tokenizer, asked, params, prompts, tickets)
+    view = _View(service.door.tokenizer, asked, scores, prompts, tickets)
     if asked.stream:
         chunks = _chunks(service, tickets, blank, view, options, asked.user)
         return await stream_response(request.receive, chunks)
@@ -153,17 +154,11 @@ def split_prompts(prompt: str | list[str | int | list[int]]) -> Sequence[str | S
     return [part for part in prompt if not isinstance(part, int)]
 
 
-def _scoring(params: SamplingParams, asked: CompletionRequest) -> SamplingParams:
-    """With what is to be scored of answer and prompt. An echo with logprobs has those of the prompt
-    too.
-
-    Raises   InvalidRequest naming what is out of range.
-    """
-    params = prompt_params(params, asked.prompt_logprobs, asked.stream)
-    params = params.but(logprobs=asked.logprobs)
-    if not asked.echo or asked.logprobs is None:
+def _with_echo(params: SamplingParams, asked: CompletionRequest) -> SamplingParams:
+    """An echo with logprobs has those of the prompt too."""
+    if not asked.echo or params.logprobs is None:
         return params
-    return replace(params, prompt_logprobs=max(asked.logprobs, asked.prompt_logprobs or 0))
+    return params.but(prompt_logprobs=max(params.logprobs, params.prompt_logprobs or 0))
 
 
 class _View:
@@ -178,8 +173,8 @@ class _View:
         tickets: Sequence[Ticket],
     ) -> None:
         self._tokenizer = tokenizer
-        self._logprobs = asked.logprobs
-        self._prompt_logprobs = asked.prompt_logprobs
+        self._logprobs = params.logprobs
+        self._prompt_logprobs = params.prompt_logprobs
         self._branches = params.n
         self._token_ids = asked.return_token_ids
         self._prompts = [ticket.request.prompt for ticket in tickets]

@@ -5,12 +5,12 @@ They are those of the model, before temperature, penalties and all else that sam
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 import msgspec
 
 from octavo.core.events import Score
+from octavo.engine.door import Door
 from octavo.engine.params import SamplingParams
 from octavo.errors import InvalidRequest
 from octavo.serve.echo import Echo
@@ -76,21 +76,25 @@ PromptLogprobs = tuple[dict[str, PromptLogprob] | None, ...]
 for the first token."""
 
 
-def chat_params(params: SamplingParams, logprobs: bool | None, top: int | None) -> SamplingParams:
+def chat_params(
+    door: Door, params: SamplingParams, logprobs: bool | None, top: int | None
+) -> SamplingParams:
     """Raises  InvalidRequest naming top_logprobs: it is out of range, or logprobs is not true."""
     if not logprobs:
         if top:
             raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
         return params
     with naming(partial(renamed, {"logprobs": "top_logprobs"})):
-        return replace(params, logprobs=top or 0)
+        return door.scored(params.but(logprobs=top or 0))
 
 
-def prompt_params(params: SamplingParams, count: int | None, stream: bool | None) -> SamplingParams:
+def prompt_params(
+    door: Door, params: SamplingParams, count: int | None, stream: bool | None
+) -> SamplingParams:
     """Raises  InvalidRequest naming prompt_logprobs: out of range, or the answer is streamed."""
     if count is not None and stream:
         raise InvalidRequest("prompt_logprobs needs stream: false", param="prompt_logprobs")
-    return params.but(prompt_logprobs=count)
+    return door.scored(params.but(prompt_logprobs=count))
 
 
 def prompt_logprobs(tokenizer: Tokenizer, scores: Sequence[Score], count: int) -> PromptLogprobs:

@@ -217,7 +217,7 @@ async def _answer(
     """The response; without a prompt it says that the model is there, which is what that asks."""
     model = served_name(service, asked.model)
     room, params = _options(asked.options or {}, service.settings.defaults)
-    params = chat_params(params, asked.logprobs, asked.top_logprobs)
+    params = chat_params(service.door, params, asked.logprobs, asked.top_logprobs)
     params = replace(params, structured=of_format(asked.format or ""))
     blank = Part(model=model, created_at=_now())
     if ticket_of is None:

@@ -217,7 +217,7 @@ async def create_response(service: Service, request: Request) -> HTTPResponse:
     body = await read_body(request, service.settings.max_body_bytes)
     asked, params = parse(body, BODY, service.settings.defaults)
     _check_metadata(asked.metadata or {})
-    params = _with_logprobs(params, asked)
+    params = _with_logprobs(service.door, params, asked)
     text_format = (asked.text and asked.text.format) or {"type": "text"}
     params = _formatted(params, text_format)
     model = service.model_named(asked.model)
@@ -257,12 +257,12 @@ def _check_metadata(metadata: Mapping[str, str]) -> None:
         )
 
 
-def _with_logprobs(params: SamplingParams, asked: ResponseRequest) -> SamplingParams:
+def _with_logprobs(door: Door, params: SamplingParams, asked: ResponseRequest) -> SamplingParams:
     if asked.top_logprobs and not asked.include:
         raise InvalidRequest(
             "top_logprobs needs include: ['message.output_text.logprobs']", param="top_logprobs"
         )
-    return chat_params(params, bool(asked.include), asked.top_logprobs)
+    return chat_params(door, params, bool(asked.include), asked.top_logprobs)
 
 
 # --- what is asked

@@ -230,8 +230,10 @@ def ended(
     """What an answer of these tokens is by the plain definition: it ends where a stop is complete
     first, though not before `min_tokens` tokens."""
     tokenizer = servers.tokenizer
-    hidden = () if case["include_stop_str_in_output"] else {*tokenizer.eos_ids, *servers.stop_ids}
-    ends_it = base["finish_reason"] == "stop" and ids[-1] in hidden  # a grammar may need no token
+    # A grammar may end it without a token that says so.
+    by_token = ids[-1] in tokenizer.eos_ids or ids[-1] == base["stop_reason"]
+    ends_it = base["finish_reason"] == "stop" and by_token
+    ends_it = ends_it and not case["include_stop_str_in_output"]
     shown = [
         [] if skipped(token, case, tokenizer) or (ends_it and index == len(ids) - 1) else [token]
         for index, token in enumerate(ids)

@@ -8,6 +8,7 @@ import pytest
 import safetensors.numpy
 from tests.models import hf
 from tests.models.paged import PagedSequences
+from tests.ops.arrays import expands
 
 from octavo.config import Quantization
 from octavo.errors import ModelFileError
@@ -16,7 +17,7 @@ from octavo.models.weights.quantise import form_of
 from octavo.ops.api import BF16_FORM, F32, INT4, INT4_OFFSETS, INT6, INT6_OFFSETS, INT8, U8, Form
 from octavo.ops.encodings import ENCODINGS
 from octavo.ops.integers import quantise
-from octavo.ops.native import NativeOps
+from octavo.ops.native import NativeOps, available_sets
 from octavo.ops.reference import ReferenceOps
 
 
@@ -202,8 +203,8 @@ def halved(matrix: F32, heads: int) -> F32:
 def test_matrices_of_several_forms_side_by_side(
     mix: str, rng: np.random.Generator, tmp_path: Path
 ) -> None:
-    """Logits are near those of float64 with the same weights and activations in eight bits, and a
-    step of one token has the bits of a prefill."""
+    """Logits are near those of float64 with the same weights and activations in eight bits, which
+    sets that expand weights do not round so, and a step of one token has the bits of a prefill."""
     path = tmp_path / "mixed.gguf"
     mixed(rng, path, mix)
     tokens = rng.integers(0, hf.SIZES["vocab_size"], 40).tolist()
@@ -215,4 +216,5 @@ def test_matrices_of_several_forms_side_by_side(
         found.append(logits)
     error = found[0] - found[1]
     assert np.isfinite(found[0]).all()
-    assert np.sqrt(np.mean(error**2)) <= 0.02 * found[1].std()
+    slack = 0.06 if expands(available_sets()[0]) else 0.02
+    assert np.sqrt(np.mean(error**2)) <= slack * found[1].std()

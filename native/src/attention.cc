@@ -2,10 +2,11 @@
 //
 // A few consecutive tokens form an item, so that all their queries of a KV head use a tile of keys
 // or values while it is in cache. A run goes through the context in partitions of 256 positions,
-// each computed for itself (attention_tile.h), and their results are merged in ascending order. A
-// token that decodes goes through it with several KV heads side by side, block by block: what it
-// reads of a block lies together. A row's bits depend neither on the other rows nor on who computed
-// which partition. Table entries before the window of an item's first row are not followed.
+// each computed for itself (attention_tile.h, attention_matrix.h), and their results are merged in
+// ascending order. A token that decodes goes through it with several KV heads side by side, block
+// by block: what it reads of a block lies together. A row's bits depend neither on the other rows
+// nor on who computed which partition. Table entries before the window of an item's first row are
+// not followed.
 //
 // Sequences that decode and begin with the same blocks (sharing.h) read those once: a partition
 // that all of them see whole is computed for the rows of several items at a time.
@@ -18,10 +19,15 @@
 // position that it sees.
 // Source: Kwon et al. 2023 (arXiv:2309.06180); Milakov & Gimelshein 2018 (arXiv:1805.02867);
 // Juravsky et al. 2024 (arXiv:2402.05099).
-#include "attention_tile.h"
 #include "octavo/paging.h"
 #include "sharing.h"
 #include "vector.h"
+
+#if OCTAVO_TILES
+#include "attention_matrix.h"
+#else
+#include "attention_tile.h"
+#endif
 
 namespace octavo::OCTAVO_SET {
 
@@ -29,7 +35,6 @@ void paged_attention(const AttentionArgs& args, Pool& pool);
 
 namespace {
 
-constexpr Index ITEM_ROWS = 48;       // of a head: so many keep a partition's tiles in cache
 constexpr Index ALONE = 1 << 15;      // products of a batch that one thread does sooner alone
 constexpr Index PIECES_A_THREAD = 4;  // fewer are cut into runs of partitions
 constexpr Index TOGETHER = 512;       // E · heads of a token that are fetched in turn, at most
@@ -73,8 +78,8 @@ struct Call {
 
 // The memory of one thread, for the heads of one run.
 struct Bench {
+  Byte* scratch;   // of the products
   float* queries;  // [heads, rows, E]
-  float* scores;   // [heads, MOST_ROWS, 256]
   float* results;  // [heads, rows] of records, of one partition
   float* totals;   // [Hk, rows] of records, merged
   Byte* values;    // [16] tiles padded to `width`, used when E is no multiple of 16
@@ -166,8 +171,8 @@ void attend_partition(const Call& call, const Run& run, Index partition, const P
     Seen each[MOST_ROWS] = {};
     for (Index r = 0; r < some; ++r) each[r] = seen(call, run, row + r, partition);
     if (each[some - 1].last == 0 || each[0].first == PARTITION) continue;
-    call.format.attend_rows(some)(call.shape, part, bench.queries + row * call.shape.head_dim, each,
-                                  bench.scores, results + row * call.shape.record);
+    call.format.attend_rows(some)(call.shape, part, some, bench.queries + row * call.shape.head_dim,
+                                  each, bench.scratch, results + row * call.shape.record);
   }
 }
 
@@ -218,8 +223,10 @@ OCTAVO_INLINE void attend_partitions(const Call& call, const Run& run, const Run
 // Adds the result of the next partition to what the partitions before it gave.
 void merge(float* total, const float* result, Index width) {
   const float top = result[0] > total[0] ? result[0] : total[0];
-  const Floats before = exp2_down(splat(total[0] - top));
-  const Floats now = exp2_down(splat(result[0] - top));
+  Floats below = splat(total[0] - top);
+  below[1] = result[0] - top;
+  const Floats factors = exp2_down(below);
+  const Floats before = splat(factors[0]), now = splat(factors[1]);
   total[0] = top;
   total[1] = fma(total[1], before[0], result[1] * now[0]);
   total += RESULT_HEAD;
@@ -260,15 +267,16 @@ void write_out(const Call& call, const Item& item, Index head, Index heads, cons
 Bench bench_of(const Call& call, Index heads, Index rows, Index merged, int thread) {
   const Shape& shape = call.shape;
   const Index queries = padded(heads * rows * shape.head_dim, TILE);
-  const Index scores = heads * MOST_ROWS * PARTITION, records = rows * shape.record;
+  const Index scratch = padded(scratch_bytes(shape, heads, rows), LINE);
+  const Index records = rows * shape.record;
   const Index values =
       shape.width == shape.head_dim ? 0 : PARTITION_TILES * call.format.tile_bytes(shape.width);
-  const Index bytes = (queries + scores + (heads + merged) * records) * 4 + values;
-  float* memory = static_cast<float*>(call.pool.local(thread, static_cast<std::size_t>(bytes)));
+  const Index bytes = scratch + (queries + (heads + merged) * records) * 4 + values;
+  Byte* memory = static_cast<Byte*>(call.pool.local(thread, static_cast<std::size_t>(bytes)));
   Bench bench;
-  bench.queries = memory;
-  bench.scores = bench.queries + queries;
-  bench.results = bench.scores + scores;
+  bench.scratch = memory;
+  bench.queries = reinterpret_cast<float*>(memory + scratch);
+  bench.results = bench.queries + queries;
   bench.totals = bench.results + heads * records;
   bench.values = reinterpret_cast<Byte*>(bench.totals + merged * records);
   return bench;
@@ -481,6 +489,9 @@ void list_runs(Call& call, const Sizes& sizes, const Sharing& sharing, Index len
 }
 
 }  // namespace
+
+template <typename Tile>
+constexpr Format FORMAT = {attend_rows_of<Tile>, Tile::tile_bytes, widen<Tile>};
 
 void paged_attention(const AttentionArgs& args, Pool& pool) {
   const Index head_dim = args.pages.head_dim, width = padded(head_dim, TILE);

@@ -30,29 +30,69 @@ OCTAVO_INLINE Words pair_bf16(Floats even, Floats odd) {
   return (Words)__builtin_shuffle(halves, order);
 }
 
+// 2 · LANES numbers one after the other, rounded in the same way.
+OCTAVO_INLINE Words run_bf16(Floats first, Floats second) {
+  return (Words)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+}
+
 #endif
 
 #if OCTAVO_TILES
 
-// Eight tiles of 16 rows by 64 bytes. The calling thread's tiles hold nothing before and after.
-OCTAVO_INLINE void open_tiles() {
+// What each of eight tiles holds, 16 rows of 64 bytes at most.
+struct TileShapes {
+  std::uint8_t rows[8];
+  std::uint16_t row_bytes[8];
+};
+
+constexpr TileShapes WHOLE_TILES = {{16, 16, 16, 16, 16, 16, 16, 16},
+                                    {64, 64, 64, 64, 64, 64, 64, 64}};
+
+// The calling thread's tiles hold nothing before and after.
+OCTAVO_INLINE void open_tiles(const TileShapes& shapes = WHOLE_TILES) {
   alignas(64) struct {
     std::uint8_t palette, start_row, reserved[14];
     std::uint16_t row_bytes[16];
     std::uint8_t rows[16];
-  } shape = {1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
+  } all = {1, 0, {}, {}, {}};
+  for (int i = 0; i < 8; ++i) {
+    all.row_bytes[i] = shapes.row_bytes[i];
+    all.rows[i] = shapes.rows[i];
+  }
   // The compiler may not see that the instruction reads all of it.
-  __asm__ volatile("" : : "r"(&shape) : "memory");
-  _tile_loadconfig(&shape);
+  __asm__ volatile("" : : "r"(&all) : "memory");
+  _tile_loadconfig(&all);
 }
 
 OCTAVO_INLINE void close_tiles() { _tile_release(); }
 
 // Tile numbers are part of the instruction.
-#define OCTAVO_TILE_ZERO(tile) _tile_zero(tile)
-#define OCTAVO_TILE_LOAD(tile, from, stride_bytes) _tile_loadd(tile, from, stride_bytes)
-#define OCTAVO_TILE_STORE(tile, to, stride_bytes) _tile_stored(tile, to, stride_bytes)
-#define OCTAVO_TILE_DOT(sums, a, b) _tile_dpbf16ps(sums, a, b)
+template <int TILE>
+OCTAVO_INLINE void zero_tile() {
+  __asm__ volatile("tilezero %%tmm%c0" : : "i"(TILE));
+}
+
+template <int TILE>
+OCTAVO_INLINE void load_tile(const void* from, Index stride_bytes) {
+  __asm__ volatile("tileloadd (%0,%1,1), %%tmm%c2"
+                   :
+                   : "r"(from), "r"(stride_bytes), "i"(TILE)
+                   : "memory");
+}
+
+template <int TILE>
+OCTAVO_INLINE void store_tile(void* to, Index stride_bytes) {
+  __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)"
+                   :
+                   : "r"(to), "r"(stride_bytes), "i"(TILE)
+                   : "memory");
+}
+
+// sums += a · b, pairs of a row of `a` with pairs of a column of `b`.
+template <int SUMS, int A, int B>
+OCTAVO_INLINE void dot_tiles() {
+  __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(SUMS), "i"(A), "i"(B));
+}
 
 #endif
 

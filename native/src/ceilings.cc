@@ -21,30 +21,30 @@ void multiply_floats(const CeilingArgs& args, float* out) {
   const unsigned char* const end = args.operands + args.operand_bytes;
   const unsigned char* at = args.operands;
   open_tiles();
-  OCTAVO_TILE_ZERO(0);
-  OCTAVO_TILE_ZERO(1);
-  OCTAVO_TILE_ZERO(2);
-  OCTAVO_TILE_ZERO(3);
+  zero_tile<0>();
+  zero_tile<1>();
+  zero_tile<2>();
+  zero_tile<3>();
   for (Index round = 0; round < args.rounds; ++round) {
-    OCTAVO_TILE_LOAD(4, at, 64);
-    OCTAVO_TILE_LOAD(6, at + BLOCK_BYTES, 64);
-    OCTAVO_TILE_DOT(0, 4, 6);
-    OCTAVO_TILE_LOAD(5, at + BLOCK_BYTES / 2, 64);
-    OCTAVO_TILE_DOT(2, 5, 6);
-    OCTAVO_TILE_LOAD(7, at + BLOCK_BYTES + BLOCK_BYTES / 2, 64);
-    OCTAVO_TILE_DOT(1, 4, 7);
-    OCTAVO_TILE_DOT(3, 5, 7);
+    load_tile<4>(at, 64);
+    load_tile<6>(at + BLOCK_BYTES, 64);
+    dot_tiles<0, 4, 6>();
+    load_tile<5>(at + BLOCK_BYTES / 2, 64);
+    dot_tiles<2, 5, 6>();
+    load_tile<7>(at + BLOCK_BYTES + BLOCK_BYTES / 2, 64);
+    dot_tiles<1, 4, 7>();
+    dot_tiles<3, 5, 7>();
     at += 2 * BLOCK_BYTES;
     if (at + 2 * BLOCK_BYTES > end) at = args.operands;
   }
   alignas(64) float sums[16 * 16];
-  OCTAVO_TILE_STORE(0, sums, 64);
+  store_tile<0>(sums, 64);
   *out = sums[0];
-  OCTAVO_TILE_STORE(1, sums, 64);
+  store_tile<1>(sums, 64);
   *out += sums[0];
-  OCTAVO_TILE_STORE(2, sums, 64);
+  store_tile<2>(sums, 64);
   *out += sums[0];
-  OCTAVO_TILE_STORE(3, sums, 64);
+  store_tile<3>(sums, 64);
   *out += sums[0];
   close_tiles();
 }

@@ -28,56 +28,56 @@ void multiply_tile(const TileArgs& args) {
   const Index sums_bytes = args.sums_stride * 4, x_bytes = args.x_stride;
   float* const lower = args.sums + ROW_STEP * args.sums_stride;
   if (args.first) {
-    OCTAVO_TILE_ZERO(0);
-    if constexpr (TWO) OCTAVO_TILE_ZERO(1);
-    if constexpr (TWO_ROWS || THREE) OCTAVO_TILE_ZERO(2);
-    if constexpr (TWO_ROWS && TWO) OCTAVO_TILE_ZERO(3);
+    zero_tile<0>();
+    if constexpr (TWO) zero_tile<1>();
+    if constexpr (TWO_ROWS || THREE) zero_tile<2>();
+    if constexpr (TWO_ROWS && TWO) zero_tile<3>();
   } else {
-    OCTAVO_TILE_LOAD(0, args.sums, sums_bytes);
-    if constexpr (TWO) OCTAVO_TILE_LOAD(1, args.sums + PANEL, sums_bytes);
-    if constexpr (THREE) OCTAVO_TILE_LOAD(2, args.sums + 2 * PANEL, sums_bytes);
-    if constexpr (TWO_ROWS) OCTAVO_TILE_LOAD(2, lower, sums_bytes);
-    if constexpr (TWO_ROWS && TWO) OCTAVO_TILE_LOAD(3, lower + PANEL, sums_bytes);
+    load_tile<0>(args.sums, sums_bytes);
+    if constexpr (TWO) load_tile<1>(args.sums + PANEL, sums_bytes);
+    if constexpr (THREE) load_tile<2>(args.sums + 2 * PANEL, sums_bytes);
+    if constexpr (TWO_ROWS) load_tile<2>(lower, sums_bytes);
+    if constexpr (TWO_ROWS && TWO) load_tile<3>(lower + PANEL, sums_bytes);
   }
   const unsigned char* fetch = args.fetch;
   const Index fetched = DEPTH / 2 * args.fetch_step;
   for (Index k = 0; k < args.inputs; k += DEPTH, fetch += fetched) {
     const unsigned char* const x = args.x + k * 2;
     const unsigned char* const panel = args.panels + k * PANEL * 2;
-    OCTAVO_TILE_LOAD(4, x, x_bytes);
+    load_tile<4>(x, x_bytes);
     if constexpr (TWO_ROWS) {
-      OCTAVO_TILE_LOAD(6, panel, 64);
-      OCTAVO_TILE_DOT(0, 4, 6);
-      OCTAVO_TILE_LOAD(5, x + ROW_STEP * args.x_stride, x_bytes);
-      OCTAVO_TILE_DOT(2, 5, 6);
+      load_tile<6>(panel, 64);
+      dot_tiles<0, 4, 6>();
+      load_tile<5>(x + ROW_STEP * args.x_stride, x_bytes);
+      dot_tiles<2, 5, 6>();
       fetch_lines(fetch, fetched);
       if constexpr (TWO) {
-        OCTAVO_TILE_LOAD(7, panel + args.panel_stride, 64);
-        OCTAVO_TILE_DOT(1, 4, 7);
-        OCTAVO_TILE_DOT(3, 5, 7);
+        load_tile<7>(panel + args.panel_stride, 64);
+        dot_tiles<1, 4, 7>();
+        dot_tiles<3, 5, 7>();
         fetch_lines(fetch + args.fetch_stride, fetched);
       }
     } else {
-      OCTAVO_TILE_LOAD(5, panel, 64);
-      OCTAVO_TILE_DOT(0, 4, 5);
+      load_tile<5>(panel, 64);
+      dot_tiles<0, 4, 5>();
       fetch_lines(fetch, fetched);
       if constexpr (TWO) {
-        OCTAVO_TILE_LOAD(6, panel + args.panel_stride, 64);
-        OCTAVO_TILE_DOT(1, 4, 6);
+        load_tile<6>(panel + args.panel_stride, 64);
+        dot_tiles<1, 4, 6>();
         fetch_lines(fetch + args.fetch_stride, fetched);
       }
       if constexpr (THREE) {
-        OCTAVO_TILE_LOAD(7, panel + 2 * args.panel_stride, 64);
-        OCTAVO_TILE_DOT(2, 4, 7);
+        load_tile<7>(panel + 2 * args.panel_stride, 64);
+        dot_tiles<2, 4, 7>();
         fetch_lines(fetch + 2 * args.fetch_stride, fetched);
       }
     }
   }
-  OCTAVO_TILE_STORE(0, args.sums, sums_bytes);
-  if constexpr (TWO) OCTAVO_TILE_STORE(1, args.sums + PANEL, sums_bytes);
-  if constexpr (THREE) OCTAVO_TILE_STORE(2, args.sums + 2 * PANEL, sums_bytes);
-  if constexpr (TWO_ROWS) OCTAVO_TILE_STORE(2, lower, sums_bytes);
-  if constexpr (TWO_ROWS && TWO) OCTAVO_TILE_STORE(3, lower + PANEL, sums_bytes);
+  store_tile<0>(args.sums, sums_bytes);
+  if constexpr (TWO) store_tile<1>(args.sums + PANEL, sums_bytes);
+  if constexpr (THREE) store_tile<2>(args.sums + 2 * PANEL, sums_bytes);
+  if constexpr (TWO_ROWS) store_tile<2>(lower, sums_bytes);
+  if constexpr (TWO_ROWS && TWO) store_tile<3>(lower + PANEL, sums_bytes);
 }
 
 #else

@@ -92,22 +92,35 @@ OCTAVO_INLINE Floats select(Ints mask, Floats a, Floats b) { return mask ? a : b
 OCTAVO_INLINE Floats max(Floats a, Floats b) { return a > b ? a : b; }
 OCTAVO_INLINE Floats min(Floats a, Floats b) { return a < b ? a : b; }
 
+// a · 2^n for whole n from -150 to 0; what is subnormal may be zero.
+OCTAVO_INLINE Floats scale_by(Floats a, Floats n) {
+#if OCTAVO_LANES == 16 && !OCTAVO_EMULATED
+  return (Floats)_mm512_maskz_scalef_ps(0xffff, (__m512)a, (__m512)n);
+#else
+  const Words exponent = as_words(n + splat(12582912.0f + 127.0f)) << 23;
+  return select(n < splat(-126.0f), splat(0.0f) * a, a * as_floats(exponent));
+#endif
+}
+
+// Lane i with lane i + half, for the lower half of the lanes, until one is left.
+template <typename Join>
+OCTAVO_INLINE float join_lanes(Floats v, Join join) {
+#if OCTAVO_LANES == 16
+  v = join(v, __builtin_shuffle(v, Ints{8, 9, 10, 11, 12, 13, 14, 15}));
+#endif
+#if OCTAVO_LANES >= 8
+  v = join(v, __builtin_shuffle(v, Ints{4, 5, 6, 7}));
+#endif
+  v = join(v, __builtin_shuffle(v, Ints{2, 3}));
+  return join(v, __builtin_shuffle(v, Ints{1}))[0];
+}
+
 OCTAVO_INLINE float sum(Floats v) {
-  float lane[LANES];
-  store(lane, v);
-  for (int half = LANES / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) lane[i] += lane[i + half];
-  }
-  return lane[0];
+  return join_lanes(v, [](auto a, auto b) { return a + b; });
 }
 
 OCTAVO_INLINE float max(Floats v) {
-  float lane[LANES];
-  store(lane, v);
-  for (int half = LANES / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) lane[i] = lane[i] > lane[i + half] ? lane[i] : lane[i + half];
-  }
-  return lane[0];
+  return join_lanes(v, [](auto a, auto b) { return a > b ? a : b; });
 }
 
 // Words that hold two bfloat16 each: the lower one (even index), the upper one (odd index).

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from tests.ops.arrays import expands
 
 from octavo.ops.api import F32, Batch, KVLayout, KVPages, Ops, Rope
 from octavo.ops.reference import write_token
@@ -127,3 +128,24 @@ def random_rope(rng: np.random.Generator, positions: int, rotary_dim: int) -> Ro
     """Tables of random angles: each pair and position has its own."""
     angles = rng.uniform(0, 2 * np.pi, (positions, rotary_dim // 2))
     return Rope(cos=np.cos(angles).astype(np.float32), sin=np.sin(angles).astype(np.float32))
+
+
+def assert_near(ops: Ops, outs: Sequence[F32], truths: Sequence[F32]) -> None:
+    """Attention beside the truth. Matrix tiles round queries and weights to bfloat16, 2^-9 of each:
+    values here are of order 1, the largest of a hundred thousand errors is 2^-5."""
+    tiles = expands(ops.name.removeprefix("native-"))
+    rtol, atol = (2**-8, 2**-5) if tiles else (2e-5, 4e-6)
+    for out, truth in zip(outs, truths, strict=True):
+        np.testing.assert_allclose(out, truth, rtol=rtol, atol=atol)
+
+
+def exact_stories(
+    rng: np.random.Generator, lengths: Sequence[int], *, query_heads: int, layout: KVLayout
+) -> list[Story]:
+    """Stories whose scores are whole numbers: with a scale of log 2 all weights are powers of two,
+    which no rounding changes."""
+    stories = random_stories(rng, lengths, query_heads=query_heads, layout=layout)
+    scored = (query_heads + layout.kv_heads) * layout.head_dim
+    for story in stories:
+        story.qkv[:, :scored] = rng.integers(-1, 2, (len(story), scored))
+    return stories

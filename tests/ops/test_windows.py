@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.ops.paging import NEVER, PagedStories, Part, random_rope, random_stories
+from tests.ops.paging import NEVER, PagedStories, Part, assert_near, random_rope, random_stories
 
 from octavo.ops.api import KVLayout, KVType, Ops
 from octavo.ops.native import NativeOps
@@ -80,8 +80,7 @@ def test_a_prompt_and_what_follows(
             paged.give_back(part.story, max(0, part.start + 1 - window))
         outs = paged.attend(ops, parts, scale=SCALE, window=window)
         truths = paged.attend(ReferenceOps(), parts, scale=SCALE, window=window)
-        for out, truth in zip(outs, truths, strict=True):
-            np.testing.assert_allclose(out, truth, rtol=2e-5, atol=4e-6)
+        assert_near(ops, outs, truths)
 
 
 @pytest.mark.parametrize("group", [1, 3, 8, 50])
@@ -95,9 +94,8 @@ def test_group_and_head_sizes(
     paged.attend(ops, [Part(0, 0, 290)], scale=scale, window=37)
     paged.give_back(0, 290 + 1 - 37)
     parts = [Part(0, 290, 330)]
-    out = paged.attend(ops, parts, scale=scale, window=37)[0]
-    truth = paged.attend(ReferenceOps(), parts, scale=scale, window=37)[0]
-    np.testing.assert_allclose(out, truth, rtol=2e-5, atol=4e-6)
+    outs = paged.attend(ops, parts, scale=scale, window=37)
+    assert_near(ops, outs, paged.attend(ReferenceOps(), parts, scale=scale, window=37))
 
 
 @pytest.mark.parametrize("window", [1, 3, 16, 40, 250, 512])

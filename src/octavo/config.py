@@ -68,6 +68,17 @@ LogFormat = Literal["text", "json"]
 GenerationConfig = Literal["auto", "none"]
 Quantization = Literal["none", "stored", "int8", "int4"]
 KVCacheDtype = Literal["bfloat16", "int8"]
+TOOL_CALL_PARSERS = (
+    "hermes",
+    "llama3_json",
+    "pythonic",
+    "mistral",
+    "granite",
+    "smollm2",
+    "smollm3",
+    "none",
+)
+REASONING_PARSERS = ("deepseek_r1", "qwen3", "smollm3", "mistral", "none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +136,18 @@ class EngineConfig:
         "switch",
         "take chat templates that requests bring; a template is a program, so only where clients"
         " are trusted",
+    )
+    tool_call_parser: str | None = _setting(
+        None,
+        "text",
+        "how the model writes its calls of tools (default: as its chat template does)",
+        choices=TOOL_CALL_PARSERS,
+    )
+    reasoning_parser: str | None = _setting(
+        None,
+        "text",
+        "how the model marks its reasoning (default: as its chat template does)",
+        choices=REASONING_PARSERS,
     )
     request_timeout: float | None = _setting(
         None,

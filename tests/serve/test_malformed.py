@@ -32,6 +32,7 @@ READ: dict[str, Body[Any]] = {
     one.path: one.reads[0] for one in ENDPOINTS if one.path in VALID and one.method == "POST"
 }
 OBJECTS = {
+    "chat_template_kwargs",
     "cache_control",
     "format",
     "guided_json",

@@ -24,6 +24,8 @@ SERVER_ONLY = frozenset(
         "root_path",
         "max_body_size",
         "trust_request_chat_template",
+        "tool_call_parser",
+        "reasoning_parser",
         "request_timeout",
         "warm",
         "drain_timeout",

@@ -53,6 +53,8 @@ class Prepared:
             seed=config.seed,
             defaults=model_defaults(self.path) if asked else None,
             max_logprobs=config.max_logprobs,
+            tool_call_parser=config.tool_call_parser,
+            reasoning_parser=config.reasoning_parser,
         )
 
 

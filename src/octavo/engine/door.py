@@ -12,6 +12,7 @@ from typing import Any
 from octavo.core.events import Finished, PromptScored, Token
 from octavo.core.request import Pin, Request
 from octavo.engine.params import SamplingParams
+from octavo.engine.voice import SILENT, Talk, Voice
 from octavo.errors import ContextLengthExceeded, InvalidRequest, ModelFileError
 from octavo.text.assembler import Assembler, StopRules
 from octavo.text.breakers import Breakers
@@ -24,6 +25,7 @@ from octavo.text.breakpoints import (
 )
 from octavo.text.chat import ChatTemplate, Ending
 from octavo.text.grammar import Grammars
+from octavo.text.reader import Reader
 from octavo.text.structured import Structured
 from octavo.text.tokenizer import Tokenizer
 from octavo.text.words import spellings
@@ -36,10 +38,11 @@ MAX_LOGPROBS = 20
 @dataclass(frozen=True, slots=True)
 class Ticket:
     """A request for the engine, and for each of its branches, in order, the assembler that turns
-    its events into the answer."""
+    its events into the answer, and of a chat the reader that takes the answer apart."""
 
     request: Request
     assemblers: tuple[Assembler, ...]
+    readers: tuple[Reader, ...] = ()
 
     def assembler_of(self, event: Token | PromptScored | Finished) -> Assembler:
         return self.assemblers[event.branch - self.request.sampling.branch]
@@ -63,6 +66,8 @@ class Door:
         seed: int | None = None,
         defaults: SamplingParams | None = None,
         max_logprobs: int = MAX_LOGPROBS,
+        tool_call_parser: str | None = None,
+        reasoning_parser: str | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.defaults = defaults or SamplingParams()
@@ -70,14 +75,22 @@ class Door:
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
         self._max_logprobs = vocab_size if max_logprobs < 0 else max_logprobs
+        self._parsers = {
+            "tool_call_parser": tool_call_parser,
+            "reasoning_parser": reasoning_parser,
+        }
         template = tokenizer.chat_template
-        self._chat = None if template is None else ChatTemplate(template, special=tokenizer.special)
+        self._voice = None if template is None else self._speaking(template)
         self._seeds = random.Random(seed)
         self._breakers = Breakers(tokenizer)
 
     @property
     def has_chat_template(self) -> bool:
-        return self._chat is not None
+        return self._voice is not None
+
+    def _speaking(self, template: str) -> Voice:
+        chat = ChatTemplate(template, special=self.tokenizer.special)
+        return Voice(self.tokenizer, template, chat, **self._parsers)
 
     def speaking(self, template: str) -> "Door":
         """The same door with another chat template, which is trusted: it is a program.
@@ -86,7 +99,7 @@ class Door:
         """
         other = copy(self)
         try:
-            other._chat = ChatTemplate(template, special=self.tokenizer.special)
+            other._voice = self._speaking(template)
         except ModelFileError as error:
             raise InvalidRequest(error.message, param="chat_template") from error
         return other
@@ -118,14 +131,21 @@ class Door:
         messages: Sequence[Mapping[str, Any]],
         params: SamplingParams,
         ending: Ending = "answer",
+        talk: Talk = SILENT,
     ) -> Ticket:
         """The assistant's next message, or the rest of the last one.
 
         Raises   InvalidRequest, ContextLengthExceeded.
         """
-        text = self.render(messages, ending)
+        voice = self._own_voice
+        text = voice.render(messages, ending, talk)
         ids = self.encode(text, add_special=False)
-        return self._ticket(ids, params, self._pins(messages, text, ids, ending))
+        pins = self._pins(messages, text, ids, ending, talk)
+        reasoning = voice.reasoning(messages, text, ending, talk)
+        params = voice.guided(params, talk, reasoning)
+        ticket = self._ticket(ids, params, pins, shown=voice.shown(talk, reasoning))
+        readers = tuple(voice.reader(params, talk, reasoning) for _ in ticket.assemblers)
+        return replace(ticket, readers=readers)
 
     def scored(self, params: SamplingParams) -> SamplingParams:
         """With the size of the vocabulary in place of -1, which stands for it.
@@ -150,16 +170,25 @@ class Door:
             )
         return wanted
 
-    def render(self, messages: Sequence[Mapping[str, Any]], ending: Ending = "answer") -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        ending: Ending = "answer",
+        talk: Talk = SILENT,
+    ) -> str:
         """The conversation as the text of a prompt.
 
         Raises   InvalidRequest.
         """
-        if self._chat is None:
+        return self._own_voice.render(messages, ending, talk)
+
+    @property
+    def _own_voice(self) -> Voice:
+        if self._voice is None:
             raise InvalidRequest(
                 "this model has no chat template; use /v1/completions", param="messages"
             )
-        return self._chat.render(messages, ending)
+        return self._voice
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:
         """The ids of `text`; one that cannot fit whatever its ids are is not tokenised first."""
@@ -192,14 +221,19 @@ class Door:
         return token
 
     def _pins(
-        self, messages: Sequence[Mapping[str, Any]], text: str, ids: Sequence[int], ending: Ending
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        text: str,
+        ids: Sequence[int],
+        ending: Ending,
+        talk: Talk,
     ) -> tuple[Pin, ...]:
         """The beginnings of a conversation that its breakpoints ask to keep.
 
         A token is before a breakpoint if it would be the same whatever followed there.
         """
         pins = []
-        render = partial(self.render, ending=ending)
+        render = partial(self.render, ending=ending, talk=talk)
         for one in breakpoints_of(messages):
             before = text[: characters_before(one, messages, text, render)]
             other = self.encode(before + unused_character(text), add_special=False)
@@ -213,7 +247,12 @@ class Door:
         return tuple(pins)
 
     def _ticket(
-        self, ids: Sequence[int], params: SamplingParams, pins: tuple[Pin, ...] = ()
+        self,
+        ids: Sequence[int],
+        params: SamplingParams,
+        pins: tuple[Pin, ...] = (),
+        *,
+        shown: frozenset[int] = frozenset(),
     ) -> Ticket:
         params = self.scored(params)
         max_tokens = self._room(len(ids), params.max_tokens)
@@ -272,6 +311,7 @@ class Door:
                     skip_special=params.skip_special_tokens,
                     branch=branch,
                     scores=params.logprobs is not None,
+                    shown=shown,
                 )
                 for branch in range(params.n)
             ),

@@ -1,6 +1,7 @@
 """Answers to the prompts of one HTTP request: merged as they come, or joined when they ended."""
 
 import asyncio
+import hashlib
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -13,19 +14,26 @@ from octavo.core.events import Receipt, Score
 from octavo.engine.door import Ticket
 from octavo.serve.service import Item, Service
 from octavo.text.assembler import Delta, Ended, Scored
+from octavo.text.parts import Argued, Begun, Part, Said, Thought
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """OpenAI's usage. The details are known when all answers have ended."""
+    """OpenAI's usage. The details of the prompt are known when all answers have ended; those of the
+    answer are there where it may have reasoning."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class OctavoUsage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -63,6 +71,7 @@ class Tally:
     def __init__(self, tickets: Sequence[Ticket]) -> None:
         self._prompt_tokens = sum(len(ticket.request.prompt) for ticket in tickets)
         self._completion_tokens = 0
+        self._readers = [reader for ticket in tickets for reader in ticket.readers]
         self._receipts: list[Receipt] = []
         self._answers = sum(ticket.request.branches for ticket in tickets)
         pinned = [[pin.tokens for pin in ticket.request.pins] for ticket in tickets]
@@ -84,7 +93,16 @@ class Tally:
             prompt_tokens_details=PromptTokensDetails(cached_tokens=self._cached_tokens)
             if all_ended
             else UNSET,
+            completion_tokens_details=CompletionTokensDetails(
+                reasoning_tokens=self.reasoning_tokens
+            )
+            if any(reader.reasons for reader in self._readers)
+            else UNSET,
         )
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return sum(reader.reasoning_tokens for reader in self._readers)
 
     def prompt_split(self) -> PromptSplit:
         """How the prompts divide; before all answers have ended all of it counts as the rest."""
@@ -119,36 +137,85 @@ def _longest(spans: Sequence[tuple[float, float | None]]) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a function: `id` is what its result refers to, `arguments` are JSON."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole answer: the joined stream. The scores of a prompt stand in its first answer."""
+    """A whole answer: the joined stream, in which `text` is all but reasoning and calls. The scores
+    of a prompt stand in its first answer."""
 
     text: str
     ended: Ended
     scored: tuple[Scored, ...] = ()
     prompt: tuple[Score, ...] = ()
     token_ids: tuple[int, ...] = ()
+    reasoning: str = ""
+    calls: tuple[Call, ...] = ()
+
+
+def parts_of(ticket: Ticket, item: Item) -> tuple[Part, ...]:
+    """What an item adds to its answer. Each is to be asked for once, in their order."""
+    if ticket.readers:
+        return ticket.readers[item.branch].take(item)
+    return (Said(item.text),) if isinstance(item, Delta) and item.text else ()
+
+
+def call_id(ticket: Ticket, branch: int, index: int) -> str:
+    """The name of a call. It has nine characters, as the templates of Mistral's models want."""
+    seed = f"{ticket.request.id}/{branch}/{index}".encode()
+    return hashlib.blake2b(seed, digest_size=5).hexdigest()[:9]
+
+
+def has_called(ticket: Ticket, ended: Ended) -> bool:
+    """Whether an answer ended with calls that are complete."""
+    if ended.finish_reason != "stop" or isinstance(ended.stop_reason, str) or not ticket.readers:
+        return False
+    return ticket.readers[ended.branch].calls > 0
 
 
 async def collect(service: Service, tickets: Sequence[Ticket], tally: Tally) -> tuple[Answer, ...]:
     """All answers, in the order of the tickets and of their branches."""
-    deltas: list[list[Delta]] = [[] for ticket in tickets for _ in ticket.assemblers]
+    places = [(ticket, branch) for ticket in tickets for branch in range(len(ticket.assemblers))]
+    deltas: list[list[Delta]] = [[] for _ in places]
+    parts: list[list[Part]] = [[] for _ in places]
     ends: dict[int, Ended] = {}
     async with aclosing(merge(service, tickets)) as items:
         async for index, item in items:
             tally.add(item)
+            parts[index] += parts_of(places[index][0], item)
             if isinstance(item, Ended):
                 ends[index] = item
             else:
                 deltas[index].append(item)
     return tuple(
         Answer(
-            "".join([part.text for part in parts]),
+            "".join([part.text for part in parts[index] if isinstance(part, Said)]),
             ends[index],
-            tuple([one for part in parts for one in part.scored]),
-            tuple([one for part in parts for one in part.prompt]),
-            tuple([token for part in parts for token in part.token_ids]),
+            tuple([one for delta in deltas[index] for one in delta.scored]),
+            tuple([one for delta in deltas[index] for one in delta.prompt]),
+            tuple([token for delta in deltas[index] for token in delta.token_ids]),
+            "".join([part.text for part in parts[index] if isinstance(part, Thought)]),
+            _calls(ticket, branch, parts[index]),
         )
-        for index, parts in enumerate(deltas)
+        for index, (ticket, branch) in enumerate(places)
+    )
+
+
+def _calls(ticket: Ticket, branch: int, parts: Sequence[Part]) -> tuple[Call, ...]:
+    arguments: dict[int, list[str]] = {}
+    for part in parts:
+        if isinstance(part, Argued):
+            arguments.setdefault(part.index, []).append(part.text)
+    return tuple(
+        Call(call_id(ticket, branch, part.index), part.name, "".join(arguments.get(part.index, ())))
+        for part in parts
+        if isinstance(part, Begun)
     )
 
 

@@ -16,7 +16,6 @@ from octavo.serve import chat, completions
 from octavo.serve.errors import json_response
 from octavo.serve.requests import json_object, parse, read_body
 from octavo.serve.service import Service
-from octavo.text.chat import ending_of
 
 
 class Blocks(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,8 +64,7 @@ def tickets_of(service: Service, body: bytes) -> Sequence[Ticket]:
     if "messages" in json_object(body):
         talk, params = parse(body, chat.BODY, defaults)
         service.model_named(talk.model)
-        ending = ending_of(talk.add_generation_prompt, talk.continue_final_message)
-        return [service.door_for(talk.chat_template).chat(talk.messages, params, ending)]
+        return [chat.ticket_of(service, talk, params, chat.talk_of(talk))]
     asked, params = parse(body, completions.BODY, defaults)
     service.model_named(asked.model)
     return [

@@ -11,7 +11,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.engine.door import Ticket
-from octavo.serve.answers import OctavoUsage, Tally, Usage, collect, merge
+from octavo.engine.params import SamplingParams
+from octavo.engine.voice import Effort, Talk
+from octavo.serve.answers import (
+    Answer,
+    OctavoUsage,
+    Tally,
+    Usage,
+    call_id,
+    collect,
+    has_called,
+    merge,
+    parts_of,
+)
 from octavo.serve.errors import json_response
 from octavo.serve.logprobs import (
     ChatLogprobs,
@@ -25,6 +37,7 @@ from octavo.serve.requests import (
     NEUTRAL_EVERYWHERE,
     OPENAI_NAMES,
     Body,
+    JsonObject,
     Neutral,
     StreamOptions,
     check_stream_options,
@@ -34,33 +47,29 @@ from octavo.serve.requests import (
 )
 from octavo.serve.service import Service
 from octavo.serve.stream import stream_response, while_connected
-from octavo.text.assembler import Delta
+from octavo.serve.tools import of_chat
+from octavo.text.assembler import Delta, Ended
 from octavo.text.chat import ROLES, ending_of
+from octavo.text.parts import Argued, Begun, Part, Thought
 
 NEUTRAL: Neutral = {
-    **NEUTRAL_EVERYWHERE,
+    **{name: values for name, values in NEUTRAL_EVERYWHERE.items() if "thinking" not in name},
     "add_special_tokens": (False,),
     "audio": (),
-    "chat_template_kwargs": ({},),
     "documents": ([],),
     "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "include_reasoning": (True,),
     "media_io_kwargs": ({},),
     "mm_payload": (),
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
-    "parallel_tool_calls": (True, False),  # of no calls at all
     "prediction": (),
     "prompt_cache_key": (),
     "prompt_cache_retention": (),
-    "reasoning_effort": (),
     "safety_identifier": (),
     "service_tier": ("auto", "default"),
     "store": (False,),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "verbosity": (),
     "web_search_options": (),
 }
@@ -71,7 +80,9 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     With `continue_final_message` the answer goes on with the last message. Without
     `add_generation_prompt` nothing says that an answer of the assistant follows. A `chat_template`
-    of its own is taken where clients are trusted.
+    of its own is taken where clients are trusted; `chat_template_kwargs` are variables for it.
+    Without `include_reasoning` the reasoning before an answer is left out; it ends after
+    `thinking_token_budget` tokens, of which -1 is no limit.
     """
 
     messages: list[Any]
@@ -83,6 +94,13 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template: str | None = None
+    chat_template_kwargs: JsonObject | None = None
+    tools: list[Any] | None = None
+    tool_choice: str | JsonObject | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
+    reasoning_effort: Effort | None = None
+    thinking_token_budget: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -96,14 +114,43 @@ BODY = Body(
 )
 
 
+class Function(msgspec.Struct, frozen=True, kw_only=True):
+    name: str | UnsetType = UNSET
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    type: str = "function"
+    function: Function
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """The first of a call has its id and name, the others more of its arguments."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: Function
+
+
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """`reasoning_content` is an older name of `reasoning`. The content is null where there are
+    only these or calls."""
+
     role: str = "assistant"
-    content: str
+    content: str | None
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: tuple[ToolCall, ...] | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: tuple[ToolCallDelta, ...] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,11 +202,9 @@ async def create_chat_completion(service: Service, request: Request) -> Response
     params = prompt_params(service.door, params, asked.prompt_logprobs, asked.stream)
     model = service.model_named(asked.model)
     options = check_stream_options(asked.stream, asked.stream_options)
-    ending = ending_of(asked.add_generation_prompt, asked.continue_final_message)
+    talk = talk_of(asked)
     ticket = await service.at_door(
-        len(body),
-        lambda: service.door_for(asked.chat_template).chat(asked.messages, params, ending),
-        params,
+        len(body), lambda: ticket_of(service, asked, params, talk), params, talk
     )
     answer_id, created = f"chatcmpl-{ticket.request.id}", int(time.time())
     if asked.stream:
@@ -171,9 +216,9 @@ async def create_chat_completion(service: Service, request: Request) -> Response
     choices = tuple(
         ChatChoice(
             index=index,
-            message=ChatMessage(content=answer.text),
+            message=_message(answer, reasoning=asked.include_reasoning is not False),
             logprobs=chat_logprobs(tokenizer, answer.scored) if asked.logprobs else None,
-            finish_reason=answer.ended.finish_reason,
+            finish_reason=_reason(ticket, answer.ended),
             stop_reason=answer.ended.stop_reason,
             token_ids=answer.token_ids if asked.return_token_ids else UNSET,
         )
@@ -195,11 +240,67 @@ async def create_chat_completion(service: Service, request: Request) -> Response
     )
 
 
+def talk_of(asked: ChatRequest) -> Talk:
+    """What a chat asks for beside its messages.
+
+    Raises  InvalidRequest.
+    """
+    budget = asked.thinking_token_budget
+    return Talk(
+        tools=of_chat(asked.tools, asked.tool_choice, asked.parallel_tool_calls),
+        variables=asked.chat_template_kwargs or {},
+        effort=asked.reasoning_effort,
+        budget=None if budget == -1 else budget,
+    )
+
+
+def ticket_of(service: Service, asked: ChatRequest, params: SamplingParams, talk: Talk) -> Ticket:
+    """Raises  RequestError."""
+    ending = ending_of(asked.add_generation_prompt, asked.continue_final_message)
+    return service.door_for(asked.chat_template).chat(asked.messages, params, ending, talk)
+
+
+def _reason(ticket: Ticket, ended: Ended) -> str:
+    return "tool_calls" if has_called(ticket, ended) else ended.finish_reason
+
+
+def _message(answer: Answer, *, reasoning: bool) -> ChatMessage:
+    thought = answer.reasoning if reasoning and answer.reasoning else UNSET
+    calls = tuple(
+        ToolCall(id=call.id, function=Function(name=call.name, arguments=call.arguments))
+        for call in answer.calls
+    )
+    alone = not answer.text and (calls or answer.reasoning)
+    return ChatMessage(
+        content=None if alone else answer.text,
+        reasoning=thought,
+        reasoning_content=thought,
+        tool_calls=calls or UNSET,
+    )
+
+
+def _delta(ticket: Ticket, branch: int, part: Part) -> ChatDelta:
+    if isinstance(part, Thought):
+        return ChatDelta(reasoning=part.text, reasoning_content=part.text)
+    if isinstance(part, Begun):
+        call = ToolCallDelta(
+            index=part.index,
+            id=call_id(ticket, branch, part.index),
+            type="function",
+            function=Function(name=part.name, arguments=""),
+        )
+        return ChatDelta(tool_calls=(call,))
+    if isinstance(part, Argued):
+        more = ToolCallDelta(index=part.index, function=Function(arguments=part.text))
+        return ChatDelta(tool_calls=(more,))
+    return ChatDelta(content=part.text)
+
+
 async def _chunks(
     service: Service, ticket: Ticket, blank: ChatChunk, options: StreamOptions, asked: ChatRequest
 ) -> AsyncGenerator[ChatChunk, None]:
-    """Of each choice the role with the first token, then text, then the reason it ended; then usage
-    if asked."""
+    """Of each choice the role with the first token, then reasoning, text and calls, then the reason
+    it ended; then usage if asked."""
     tally = Tally([ticket])
 
     def chunk(index: int, delta: ChatDelta, **others: Any) -> ChatChunk:
@@ -220,16 +321,20 @@ async def _chunks(
                     first = msgspec.structs.replace(first, prompt_token_ids=ticket.request.prompt)
                 started.add(index)
                 yield first
-            if not isinstance(item, Delta):
-                ending = {"finish_reason": item.finish_reason, "stop_reason": item.stop_reason}
-                yield chunk(index, ChatDelta(), **ending)
-                continue
             others: dict[str, Any] = {}
-            if item.scored:
+            if isinstance(item, Delta) and item.scored:
                 others["logprobs"] = chat_logprobs(service.door.tokenizer, item.scored)
-            if asked.return_token_ids:
+            if isinstance(item, Delta) and asked.return_token_ids:
                 others["token_ids"] = item.token_ids
-            if item.text or others:
-                yield chunk(index, ChatDelta(content=item.text), **others)
+            for part in parts_of(ticket, item):
+                if asked.include_reasoning is not False or not isinstance(part, Thought):
+                    yield chunk(index, _delta(ticket, item.branch, part), **others)
+                    others = {}
+            if others:
+                yield chunk(index, ChatDelta(content=""), **others)
+            if isinstance(item, Ended):
+                reason = _reason(ticket, item)
+                ending = {"finish_reason": reason, "stop_reason": item.stop_reason}
+                yield chunk(index, ChatDelta(), **ending)
     if options.include_usage:
         yield msgspec.structs.replace(blank, usage=tally.usage(), octavo=tally.cost(asked.user))

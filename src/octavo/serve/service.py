@@ -17,6 +17,7 @@ from octavo.engine.door import Door, Ticket
 from octavo.engine.engine import EngineStatus
 from octavo.engine.params import SamplingParams
 from octavo.engine.showing import BlockShown, PoolShown
+from octavo.engine.voice import SILENT, Talk
 from octavo.errors import (
     DeadlineExceeded,
     EngineError,
@@ -195,11 +196,15 @@ class Service:
         return self.door.speaking(template)
 
     async def at_door(
-        self, body_bytes: int, work: Callable[[], T], params: SamplingParams | None = None
+        self,
+        body_bytes: int,
+        work: Callable[[], T],
+        params: SamplingParams | None = None,
+        talk: Talk = SILENT,
     ) -> T:
         """The result of `work` at the door; a large body, or a grammar that may have to be
         compiled, does not hold up the event loop."""
-        compiles = params is not None and params.structured is not None
+        compiles = talk.guides or (params is not None and params.structured is not None)
         if body_bytes < _LARGE_BODY_BYTES and not compiles:
             return work()
         return await asyncio.to_thread(work)

@@ -93,6 +93,7 @@ class Assembler:
         skip_special: bool,
         branch: int = 0,
         scores: bool = False,
+        shown: frozenset[int] = frozenset(),
     ) -> None:
         self._rules = rules
         self._branch = branch
@@ -100,7 +101,7 @@ class Assembler:
         self._characters = 0
         self._prompt_scored = 1
         """Up to which token: an engine that was started again tells the first ones twice."""
-        self._detokenizer = Detokenizer(tokenizer, skip_special=skip_special)
+        self._detokenizer = Detokenizer(tokenizer, skip_special=skip_special, shown=shown)
         self._stops = StopStrings(rules.strings, include=rules.include_string)
         self._completion_tokens = 0
         self._stop_string: str | None = None

@@ -6,7 +6,7 @@ from octavo.text.tokenizer import Tokenizer
 
 
 class Detokenizer:
-    """Text as soon as its bytes are certain.
+    """Text as soon as its bytes are certain; special tokens are none, but for those `shown`.
 
     Keeps  joined results of `push` and `flush` = `tokenizer.decode` of the same ids; a character
            spread over tokens comes out whole, with the token that completes it; U+FFFD comes out
@@ -14,14 +14,16 @@ class Detokenizer:
     Cost   O(bytes of the token).
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, skip_special: bool, shown: frozenset[int] = frozenset()
+    ) -> None:
         self._tokenizer = tokenizer
-        self._skip_special = skip_special
+        self._skipped = tokenizer.special_ids - shown if skip_special else frozenset()
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token: int) -> str:
         """The text that `token` completes; empty while a character is still unfinished."""
-        if self._skip_special and token in self._tokenizer.special_ids:
+        if token in self._skipped:
             return ""
         return self._decoder.decode(self._tokenizer.token_bytes(token))
 

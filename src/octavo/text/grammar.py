@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from octavo.core.request import Grammar, GrammarKind
 from octavo.errors import InvalidRequest, Overloaded
+from octavo.text.marks import marks_of
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -295,7 +296,8 @@ class _Vocabulary:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, ends: frozenset[int]) -> None:
         self._tokenizer = tokenizer
         self.tokens: list[bytes] = tokenizer.pieces(vocab_size)
-        self.special_token_ids = sorted(tokenizer.special_ids | ends)
+        marks = frozenset(marks_of(tokenizer).values())
+        self.special_token_ids = sorted(tokenizer.special_ids | ends | marks)
         self.bos_token_id = tokenizer.bos_id
         self.eos_token_id = min(ends)
         self._before = self._encode(_SENTINEL)

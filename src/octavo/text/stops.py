@@ -39,7 +39,7 @@ class StopStrings:
             end, stop = found
             self._held = ""
             return Matched(text[: end if self._include else end - len(stop)], stop)
-        keep = self._longest_beginning(text)
+        keep = longest_beginning(text, self._stops)
         self._held = text[len(text) - keep :]
         return Passed(text[: len(text) - keep])
 
@@ -57,12 +57,13 @@ class StopStrings:
                 found.append((start + len(stop), stop))
         return min(found, key=lambda match: (match[0], -len(match[1])), default=None)
 
-    def _longest_beginning(self, text: str) -> int:
-        """The length of the longest ending of `text` that is the beginning of a stop."""
-        longest = 0
-        for stop in self._stops:
-            for length in range(min(len(stop) - 1, len(text)), longest, -1):
-                if text.endswith(stop[:length]):
-                    longest = length
-                    break
-        return longest
+
+def longest_beginning(text: str, marks: tuple[str, ...]) -> int:
+    """The length of the longest ending of `text` that is the beginning of one of the marks."""
+    longest = 0
+    for mark in marks:
+        for length in range(min(len(mark) - 1, len(text)), longest, -1):
+            if text.endswith(mark[:length]):
+                longest = length
+                break
+    return longest

@@ -75,9 +75,12 @@ def check_pins(scheduler: Scheduler, now: float) -> None:
 
 
 def _yields(victim: Sequence, beneficiary: Sequence) -> bool:
-    """Whether it ranks below; to one that does not run yet only lower classes yield."""
+    """Whether it ranks below; to one that does not run yet only lower classes yield, and those
+    that have nothing to do."""
+    if victim.barred:
+        return True
     if beneficiary.state is State.RUNNING:
-        return victim.rank > beneficiary.rank
+        return (victim.rank, victim.number) > (beneficiary.rank, beneficiary.number)
     return victim.rank[0] > beneficiary.request.priority
 
 

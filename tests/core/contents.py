@@ -17,6 +17,8 @@ def check_contents(scheduler: Scheduler, oracle: OracleRunner) -> None:
     Raises  AssertionError (WrongContent among them) naming the request or the block.
     """
     for sequence in scheduler.running:
+        if sequence in scheduler._searches._turned:
+            continue  # the next plan binds its row again
         row = oracle._rows[sequence.row]
         assert row.request == sequence.request, f"row {sequence.row} is not {sequence.id}'s"
         for group, table in enumerate(sequence.tables):

@@ -6,6 +6,7 @@ from random import Random
 from typing import Any, get_args
 
 from tests.core.audit import check_pins, check_plan, check_told
+from tests.core.beams import beams_alone
 from tests.core.contents import check_contents
 
 from octavo.core.block_manager import BlockManager
@@ -232,6 +233,12 @@ def branches_of(request: Request) -> list[tuple[str, Request]]:
     ]
 
 
+def _work(request: Request) -> int:
+    """How many positions it takes to serve a branch: of a beam perhaps all again at each token."""
+    length = len(request.prompt) + request.max_tokens
+    return length if request.beams is None else length * (1 + request.max_tokens)
+
+
 @dataclass(slots=True)
 class Serving:
     """Drives a scheduler as an engine does: plans go to the oracle in order, `depth` ahead."""
@@ -345,7 +352,7 @@ class Serving:
         """Run until nothing is left, within the steps that suffice if all were served in turn."""
         preemptions = 2 + self.setup.blocks.bit_length()
         before = {sequence.id: sequence.preemptions for sequence in self.live}
-        work = sum(len(r.prompt) + r.max_tokens for r in map(self._request, before))
+        work = sum(_work(request) for request in map(self._request, before))
         bound = (1 + preemptions) * (work + self.setup.depth) + 2 * self.setup.depth
         seen = list(self.live)
         while not self.scheduler.idle:
@@ -353,6 +360,8 @@ class Serving:
             bound -= 1
             self.step()
         for sequence in seen:
+            if sequence.company is not None:
+                continue  # its beams take turns when the pool does not hold all of them
             assert sequence.preemptions - before[sequence.id] <= preemptions, sequence.id
         self.assert_at_rest()
 
@@ -375,7 +384,7 @@ class Serving:
         it was cut off."""
         request = self.requests[name]
         ending, sent = self.endings[name], tuple(self.tokens[name])
-        alone = answer_alone(request, self.setup.vocabulary)
+        alone = self._alone(name)
         whole = isinstance(ending, Finished) and ending.reason in ("stop", "length")
         if whole and name not in self.stopped:
             assert sent == alone
@@ -385,6 +394,14 @@ class Serving:
                 assert (ending.stop_id is not None) == (ending.reason == "stop")
         else:
             assert sent == alone[: len(sent)]
+
+    def _alone(self, name: str) -> tuple[int, ...]:
+        request = self.requests[name]
+        if request.beams is None:
+            return answer_alone(request, self.setup.vocabulary)
+        found = beams_alone(request, self.setup.vocabulary)
+        number = request.sampling.branch
+        return found[number][1] if number < len(found) else ()
 
     def assert_scored(self, name: str) -> None:
         """All of the prompt was scored, if that was asked, and nothing else."""

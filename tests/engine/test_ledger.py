@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from octavo.core.events import Finished, Interruption, Receipt, Token
-from octavo.core.request import Request, Sampling
+from octavo.core.request import Beams, Request, Sampling
 from octavo.engine.ledger import KILLED, TRIAL_TOKENS, Ledger
 from octavo.engine.wire import Cancel, Command, Submit
 
@@ -285,3 +285,42 @@ def test_a_death_between_two_steps_blames_all_that_the_engine_had() -> None:
         inside = submitted(ledger.resubmit(0.0))
     assert inside == ["a"], "one at a time, to tell who it is"
     assert ledger.died([]) == "a"
+
+
+def searched(name: str) -> Request:
+    return replace(request(name), branches=2, beams=Beams(width=2), prompt_logprobs=0)
+
+
+def test_a_search_goes_on_as_the_one_request_that_it_is() -> None:
+    """Nothing of it is known before its end, and its beams cannot be told apart before that."""
+    ledger = Ledger()
+    ledger.open(request("a"), 10.0)
+    ledger.open(searched("b"), 10.0)
+    ledger.died([])
+    again = [command.request for command in ledger.resubmit(NOW) if isinstance(command, Submit)]
+    assert again == [
+        replace(request("a"), accepted=True),
+        replace(searched("b"), accepted=True),
+    ]
+    assert ledger.token(Token("b", 0, 7, -1.0, 1), NOW) == "b"
+    assert ledger.end(Finished("b", "stop", None, "", RECEIPT, 1)) is not None
+    assert ledger.close("b") == (Cancel("b"),)
+
+
+def test_a_search_that_is_suspected_is_computed_alone_and_whole() -> None:
+    ledger = Ledger()
+    ledger.open(request("a"), 10.0)
+    ledger.open(searched("b"), 10.0)
+    for _ in range(2):
+        assert ledger.died([("a", 0), ("b", 1)]) is None
+        commands = ledger.resubmit(NOW)
+    assert submitted(commands) == ["a"]
+    assert ledger.open(request("c"), NOW) == ()
+    ledger.close("a")
+    assert ledger.release(NOW) == (Submit(replace(searched("b"), accepted=True)),)
+    assert ledger.release(NOW) == ()
+    assert [ledger.end(Finished("b", "stop", None, "", RECEIPT, n)) is None for n in (0, 1)] == [
+        False,
+        False,
+    ]
+    assert submitted(ledger.release(NOW)) == ["c"]

@@ -7,9 +7,10 @@ import httpx
 import pytest
 from tests.serve.scripted import Served, byte_tokenizer
 
-from octavo.core.request import Grammar, Pin
+from octavo.core.request import Beams, Grammar, Pin
+from octavo.engine.params import SamplingParams
 from octavo.serve import chat, completions
-from octavo.serve.requests import OPENAI_NAMES
+from octavo.serve.requests import OPENAI_NAMES, params_of
 from octavo.text.breakers import Breakers
 from octavo.text.words import spellings
 
@@ -59,6 +60,11 @@ HONOURED: dict[str, tuple[Any, str, Any]] = {
     "ignore_eos": (True, "stop_token_ids", frozenset()),
     "priority": (-4, "priority", -4),
     "n": (3, "branches", 3),
+    "use_beam_search": (True, "beams", Beams(width=1)),
+    "length_penalty": (0.5, "beams.length_penalty", 0.5),
+    "early_stopping": ("never", "beams.early_stopping", "never"),
+    "num_beam_groups": (4, "beams.groups", 4),
+    "diversity_penalty": (1.5, "beams.diversity_penalty", 1.5),
     "tenant": ("team a", "tenant", "team a"),
     "ttft_target_s": (1.5, "ttft_target_s", 1.5),
     "tpot_target_s": (0.25, "tpot_target_s", 0.25),
@@ -68,6 +74,16 @@ HONOURED: dict[str, tuple[Any, str, Any]] = {
     "cache_salt": ("team a", "salt", "team a"),
     "cache_control": ({"type": "ephemeral", "ttl": "1h"}, "pins", None),
 }
+FOUR_BEAMS = {"use_beam_search": True, "n": 4}
+TWO_GROUPS = FOUR_BEAMS | {"num_beam_groups": 2, "diversity_penalty": 0.5}
+SWITCHES: dict[str, dict[str, Any]] = {
+    "guided_whitespace_pattern": {"guided_json_object": True},
+    "length_penalty": FOUR_BEAMS,
+    "early_stopping": FOUR_BEAMS,
+    "num_beam_groups": TWO_GROUPS,
+    "diversity_penalty": TWO_GROUPS,
+}
+"""What has to be asked besides, for a field to have an effect."""
 IN_THE_TEXT = {
     "stop": ("from", {}, "Hello "),
     "include_stop_str_in_output": (True, {"stop": ["from", "x"]}, "Hello from"),
@@ -145,6 +161,10 @@ OUT_OF_RANGE: dict[str, tuple[Any, ...]] = {
     "stop_token_ids": ([-1], [10**6], [2**31]),
     "priority": (2**31,),
     "n": (0, -1, 129),
+    "length_penalty": (-10.5, 11, 1e300, 2),  # the last one because nothing is searched
+    "early_stopping": ("always", True, "never"),
+    "num_beam_groups": (0, 129, 2),
+    "diversity_penalty": (-0.1, 101, 0.5),
     "tenant": ("x" * 257,),
     "ttft_target_s": (0, -1, 1e7),
     "tpot_target_s": (0, -1, 1e7),
@@ -183,6 +203,11 @@ WRONG_TYPE: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": (5, ["a"], [1.5], [True], {}),
     "bad_words": (5, "a", [5], {}),
     "n": ("2", 1.5, True),
+    "use_beam_search": (1, "yes", [True]),
+    "length_penalty": ("1", [1], True),
+    "early_stopping": (1, ["never"], {}),
+    "num_beam_groups": ("2", 1.5, True),
+    "diversity_penalty": ("1", {}, True),
     "tenant": (5, ["a"], True),
     "ttft_target_s": ("2s", [2], True),
     "tpot_target_s": ("100ms", {}, True),
@@ -285,9 +310,7 @@ def test_sampling_fields_reach_the_engine(
     http: httpx.Client, served: Served, kind: str, field: str
 ) -> None:
     value, path, seen = HONOURED[field]
-    switch = {"dry_multiplier": 1.0} if field.startswith("dry_") else {}
-    if field == "guided_whitespace_pattern":
-        switch = {"guided_json_object": True}
+    switch = {"dry_multiplier": 1.0} if field.startswith("dry_") else SWITCHES.get(field, {})
     assert post(http, kind, **{**switch, field: value}).status_code == 200
     found: Any = served.client.tickets[0].request
     for name in path.split("."):
@@ -517,3 +540,45 @@ def test_token_ids_are_returned_if_asked(
     assert ids[-1] == 0
     plain = post(http, kind, stream=stream).text
     assert "token_ids" not in plain
+
+
+@pytest.mark.parametrize("kind", PATHS)
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", 0.5),
+        ("top_p", 0.5),
+        ("top_k", 5),
+        ("min_p", 0.5),
+        ("top_n_sigma", 1.0),
+        ("typical_p", 0.5),
+        ("xtc_probability", 0.5),
+        ("structured_outputs", {"regex": "a+"}),
+        ("stop", ["from"]),
+        ("num_beam_groups", 3),
+        ("num_beam_groups", 8),
+        ("diversity_penalty", 0.5),
+    ],
+)
+def test_what_has_no_meaning_for_beams_is_refused(
+    http: httpx.Client, served: Served, kind: str, field: str, value: Any
+) -> None:
+    refused(post(http, kind, **FOUR_BEAMS, **{field: value}), field.split("_outputs")[0])
+    assert served.client.tickets == []
+
+
+@pytest.mark.parametrize("kind", PATHS)
+@pytest.mark.parametrize(
+    "neutral", [{"temperature": 0}, {"temperature": 1, "top_k": -1, "seed": 5}, {"stop": []}]
+)
+def test_what_asks_for_nothing_may_stand_beside_beams(
+    http: httpx.Client, served: Served, kind: str, neutral: dict[str, Any]
+) -> None:
+    assert post(http, kind, **FOUR_BEAMS, **neutral).status_code == 200
+    assert served.client.tickets[0].request.beams == Beams(width=4)
+
+
+def test_defaults_for_draws_are_no_wish_of_who_asks_for_beams() -> None:
+    defaults = SamplingParams(temperature=0.7, top_p=0.9, top_k=20, repetition_penalty=1.1)
+    params = params_of(dict(FOUR_BEAMS), defaults, OPENAI_NAMES)
+    assert params == SamplingParams(use_beam_search=True, n=4, repetition_penalty=1.1)

@@ -183,14 +183,15 @@ class Admissions:
             upto=policy.reserved(sequence, draft.at.limits.admission),
             headroom=self._headroom(sequence, leaving, draft, foresee=foresee),
             leaving=leaving,
-            parent=self._parent_of(sequence),
+            parent=self._parent_of(sequence, leaving),
             holds=holds,
         )
 
-    def _parent_of(self, sequence: Sequence) -> Parent | None:
-        """Whose blocks it can go on from: those of a running sibling, or of the hold it names."""
+    def _parent_of(self, sequence: Sequence, leaving: Items[Sequence] = ()) -> Parent | None:
+        """Whose blocks it can go on from: those of a sibling that runs and is not `leaving`, or of
+        the hold it names."""
         parents: list[Parent | None] = [
-            self._roster.siblings_of(sequence.request).parent_of(sequence),
+            self._roster.siblings_of(sequence.request).parent_of(sequence, leaving),
             self._holds.of(sequence),
         ]
         there = [parent for parent in parents if parent is not None]

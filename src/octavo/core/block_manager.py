@@ -169,6 +169,10 @@ class BlockManager:
         self._share(child, found, upto)
         return self._tables_of(child, row)
 
+    def tables_of(self, sequence: Sequence) -> tuple[TableWrite, ...]:
+        """The writes after which the row of a running sequence has all its blocks."""
+        return self._tables_of(sequence, sequence.row)
+
     def _share(self, sequence: Sequence, found: Found, start: int) -> None:
         """Let `sequence` own what it needs of what was found to compute from `start` on, beside
         whoever does already."""

@@ -114,12 +114,22 @@ class Drawn(NamedTuple):
     top: Likeliest = ()
 
 
+class Candidate(NamedTuple):
+    """A token that a beam may go on with: its score is its log-probability after all that the
+    sampling of the request does to single logits, `logprob` that before."""
+
+    token: int
+    score: float
+    logprob: float
+
+
 class Sampled(NamedTuple):
     """The token drawn for a span that samples: the fields of `Drawn`.
 
     `more` tokens follow, if the span allows drafts or the request has a grammar; the KV of the
     first `kept` positions from its `stop` on is theirs. `drafted` positions were computed there. If
-    the answer has `ended`, its grammar allows nothing after the last of them.
+    the answer has `ended`, its grammar allows nothing after the last of them. For a beam nothing
+    is drawn: it has `candidates`, the best first.
     """
 
     row: int
@@ -130,6 +140,7 @@ class Sampled(NamedTuple):
     kept: int = 0
     drafted: int = 0
     ended: bool = False
+    candidates: tuple[Candidate, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,9 @@ def circumstances(
         highest=min(priorities, default=0),
         lowest=max(priorities, default=0),
         service=service,
-        ahead=outlook(running, limits, pace, now) if order.targets else None,
+        ahead=outlook([one for one in running if not one.idle], limits, pace, now)
+        if order.targets
+        else None,
         late_first=admissions % SHARE_OF_LATE == 0,
     )
 
@@ -223,34 +225,50 @@ def _service_turn(at: Circumstances, offered: Offered) -> tuple[bool, bool, Key]
     return behind, True, (turn_of(sequence, at), *order.key(sequence, at))
 
 
+_rank = attrgetter("rank", "number")
+"""Those that search together share a ticket."""
+
+
 def by_rank(sequences: Iterable[Sequence]) -> list[Sequence]:
-    return sorted(sequences, key=attrgetter("rank"))
+    return sorted(sequences, key=_rank)
 
 
 def victim_for(sequence: Sequence, running: Items[Sequence]) -> Sequence | None:
-    """The last of the lowest class, if it ranks below `sequence`, which must grow."""
-    last = max(running, key=lambda candidate: candidate.rank, default=None)
-    return last if last is not None and last.rank > sequence.rank else None
+    """The last of the lowest class, if it makes way for `sequence`, which must grow; one that ranks
+    above and idles only after all that rank below."""
+    return max(
+        below(sequence, running),
+        key=lambda other: (_rank(other) > _rank(sequence), _rank(other)),
+        default=None,
+    )
 
 
 def below(sequence: Sequence, running: Iterable[Sequence]) -> list[Sequence]:
-    """All that rank below `sequence`: when their blocks do not suffice, nobody yields for it."""
-    return [other for other in running if other.rank > sequence.rank]
+    """All that make way for `sequence`, which rank below it or idle for it: when their blocks do
+    not suffice, nobody yields for it."""
+    return [
+        other
+        for other in running
+        if _rank(other) > _rank(sequence) or (other.barred and other.idles_for(sequence))
+    ]
 
 
 def yielding_to(
     sequence: Sequence, running: Iterable[Sequence], at: Circumstances
 ) -> list[Sequence]:
-    """Who may be preempted to admit `sequence`: only lower classes, who ranks last first.
+    """Who may be preempted to admit `sequence`: only lower classes and those that idle for it, who
+    ranks last first.
 
     What it climbed while it waited gives it a place in the queue and no right to that of others.
     """
     lower = [other for other in running if yields(other, sequence, at)]
-    return sorted(lower, key=lambda other: other.rank, reverse=True)
+    return sorted(lower, key=_rank, reverse=True)
 
 
 def yields(running: Sequence, waiting: Sequence, at: Circumstances) -> bool:
     """Whether one that runs may be preempted to admit one that waits."""
+    if running.barred and running.idles_for(waiting):
+        return True
     if not at.order.classes:
         return False
     return running.rank[0] > waiting.request.priority + _fallen(waiting, at)

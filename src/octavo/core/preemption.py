@@ -38,6 +38,8 @@ class Preemptions:
             intact=cover is None or not cover.copies,  # which will not be carried out
         )
         self._roster.preempt(victim, kept=bool(yielded.moves))
+        if victim.barred:
+            self._roster.waiting.set_aside(victim, draft.at.now)
         for follower in self._followers.deserted(victim):
             self._roster.waiting.call_back(follower)
         draft.moves_out += yielded.moves

@@ -95,6 +95,33 @@ class Sampling:
         return any(one is not None for one in kept) or bool(self.bad_words)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beams:
+    """Search for the likeliest answers, `width` at a time, and give the best that were found.
+
+    The score of an answer is the sum of the log-probabilities of its tokens (of n of them),
+    divided by n to the power of `length_penalty`. Log-probabilities are the model's, plus what the
+    sampling adds to single logits; what it masks is not searched.
+
+    The search ends when it has `width` answers (`early_stopping` true), when no unfinished one
+    is better by the score it has now (false), or when none could be better, were it as long as may
+    be ("never").
+
+    The beams are split into `groups`, which search one after the other at each position: a token
+    loses `diversity_penalty` for each beam of the groups before that goes on with it.
+    """
+
+    width: int
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+    groups: int = 1
+    diversity_penalty: float = 0.0
+
+    def candidates(self, ends: int) -> int:
+        """How many of the likeliest tokens of a beam can matter, if so many end an answer."""
+        return self.width + ends
+
+
 def branch_name(request_id: str, number: int) -> str:
     """What decisions call branch `number` (from 0) of a request."""
     return f"{request_id}#{number}" if number else request_id
@@ -116,7 +143,8 @@ class Request:
     `stop_token_ids` end the answer once `min_tokens` are there; before that they are not drawn.
     They hold the model's own end tokens too, unless the caller asked to ignore those.
     `branches` answers are wanted: branch b draws as a request of one branch does whose
-    `sampling.branch` is b higher. The prompt is computed once.
+    `sampling.branch` is b higher. The prompt is computed once. With `beams` they are the answers
+    that a search finds, as many as it is wide, the best first.
     `emitted` are answer tokens that an earlier engine has sent already (a restart resumes
     with them); they count as answer. One that was `accepted` before is not turned away because too
     many wait. A lower `priority` value goes first. `tenant` is on whose
@@ -153,6 +181,7 @@ class Request:
     top_logprobs: int = 0
     timeout_s: float | None = None
     prompt_logprobs: int | None = None
+    beams: Beams | None = None
 
     @property
     def reads_cache(self) -> bool:

@@ -62,9 +62,12 @@ class Roster:
         return self._by_id[request.id]
 
     def of(self, request_id: str, number: int | None) -> tuple[Sequence, ...]:
-        """What has not ended of a request, or only the one whose events carry `number`."""
+        """What has not ended of a request, or only the one whose events carry `number`; those that
+        search together end together."""
         siblings = self._by_id.get(request_id)
-        return () if siblings is None else siblings.of(number)
+        if siblings is None:
+            return ()
+        return siblings.of(number if siblings.search is None else None)
 
     def enter(self, siblings: Siblings, request: Request, now: float) -> None:
         """A request is taken."""

@@ -46,6 +46,7 @@ from octavo.core.prefix_cache import Context
 from octavo.core.queue import turned_away
 from octavo.core.request import Request
 from octavo.core.roster import Roster
+from octavo.core.searches import Searches
 from octavo.core.sequence import Sequence, State
 from octavo.core.siblings import Siblings
 
@@ -83,6 +84,7 @@ class Scheduler:
         self._context = context or Context()
         self._lengths = AnswerLengths()
         preemptions = Preemptions(manager, self.roster, self.followers, self.pace, self.counters)
+        self._searches = Searches(manager, self.roster, self.followers)
         self._growth = Growth(
             manager,
             self.roster,
@@ -292,13 +294,17 @@ class Scheduler:
             [one.schedule(n, draft.id, guesses.get(one, 0)) for one, n in draft.grants.items()]
         )
         covers, tokens = draft.covers.values(), sum(draft.grants.values())
+        turned = self._searches.turned()
         self._untold += draft.pinned
         draft.decisions += self._untold
         self._untold = []
         plan = StepPlan(
             id=draft.id,
-            binds=tuple(draft.binds),
-            writes=tuple([write for taken in covers for write in taken.writes]),
+            binds=(*[one.bind() for one in turned], *draft.binds),
+            writes=(
+                *[write for one in turned for write in self.manager.tables_of(one)],
+                *[write for taken in covers for write in taken.writes],
+            ),
             copies=tuple([copy for taken in covers for copy in taken.copies]),
             spans=spans,
             decisions=tuple(draft.decisions),
@@ -346,7 +352,7 @@ class Scheduler:
                 and isinstance(outcome, Sampled)
                 and outcome.token not in request.stop_token_ids
             ):
-                _, token, logprob, top, _, _, _, _ = outcome
+                _, token, logprob, top, _, _, _, _, _ = outcome
                 events.append(sequence.step(stop, token, logprob, top))
                 tenants.append(request.tenant)
             else:
@@ -368,13 +374,16 @@ class Scheduler:
             return ()
         if isinstance(outcome, RowFailed):
             self.manager.distrust(sequence)
-            return (self._end(sequence, "error", None, now, outcome.message),)
+            failed = self._searches.company_of(sequence)
+            return tuple([self._end(one, "error", None, now, outcome.message) for one in failed])
         kept = 0 if outcome is None else outcome.kept
         if sequence.epoch == epoch and not kept:
             self._computed(sequence, span.start, span.stop, now)
         if not span.samples:
             return ()
         assert outcome is not None, f"{sequence.id}: the step sampled nothing"
+        if sequence.company is not None:
+            return self._search_on(sequence, outcome, now)
         events: list[Event] = []
         for drawn in (Drawn(outcome.token, outcome.logprob, outcome.top), *outcome.more):
             events.append(self._append(sequence, drawn, now))
@@ -396,6 +405,14 @@ class Scheduler:
         ):  # all tokens it had at first, in this epoch
             event = self.manager.next_event(sequence)
             sequence.next_event = min(event, sequence.last_position)
+        return tuple(events)
+
+    def _search_on(self, sequence: Sequence, outcome: Sampled, now: float) -> tuple[Event, ...]:
+        """Take in what one of a search may go on with; if that ends the search, its answers."""
+        events: list[Event] = []
+        for one, answer in self._searches.take(sequence, outcome, now):
+            events += [self._append(one, drawn, now) for drawn in answer.drawn]
+            events.append(self._end(one, answer.reason, answer.stop_id, now, answer.message))
         return tuple(events)
 
     def _append(self, sequence: Sequence, drawn: Drawn, now: float) -> Token:

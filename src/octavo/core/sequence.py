@@ -10,6 +10,7 @@ admission on, as if it were computed: its plan moves it in.
 """
 
 from enum import Enum
+from typing import Protocol
 
 from octavo.core.acceptance import Acceptance
 from octavo.core.block_table import BlockTable
@@ -27,6 +28,7 @@ from octavo.core.events import (
 from octavo.core.plan import Bind, Span, new_span
 from octavo.core.prefix_cache import Context, Prefix
 from octavo.core.request import Request, branch_name
+from octavo.units import common_length
 
 NO_ROW = -1
 
@@ -50,6 +52,14 @@ TRANSITIONS: dict[State, frozenset[State]] = {
 }
 
 
+class Company(Protocol):
+    """Sequences that choose together what each of them goes on with."""
+
+    @property
+    def stranded(self) -> bool:
+        """Whether one that the others wait for waits itself, to be admitted."""
+
+
 class Sequence:
     """Keeps  computed ≤ scheduled ≤ length; owns a row and blocks only while RUNNING.
 
@@ -61,9 +71,11 @@ class Sequence:
         "_reached",
         "_recomputed_tokens",
         "arrived_s",
+        "barred",
         "branch",
         "cached_tokens",
         "common",
+        "company",
         "computed",
         "context",
         "demand",
@@ -144,7 +156,12 @@ class Sequence:
         self._begin()
         self.tables = tuple(BlockTable(block_size) for _ in range(groups))
         self.prefixes: list[Prefix] = []
-        self.runs = request.sampling.grammar is not None  # several tokens a step, without drafts
+        self.company: Company | None = None
+        self.barred = False
+        """It has done its part of what its company chooses from, or has none: its turn comes when
+        that has chosen."""
+        self.runs = request.sampling.grammar is not None or request.beams is not None
+        """Only the result of a step says what comes next: several tokens, or those of another."""
         self.private = False
         """Nothing that it computes is published: it began before the cache was flushed."""
         self.pinned = len(request.pins) if number else 0
@@ -212,7 +229,21 @@ class Sequence:
 
     def common_with(self, sequence: "Sequence") -> int:
         """How many leading positions `sequence`, a sibling, can take over."""
-        return min(self.computed, sequence.common)
+        if self.company is None:
+            return min(self.computed, sequence.common)
+        return min(
+            self.computed, common_length(self.tokens, sequence.tokens), len(sequence.tokens) - 1
+        )
+
+    @property
+    def idle(self) -> bool:
+        """It has nothing to do until one that waits has been admitted: it keeps nobody from
+        that."""
+        return self.barred and self.company is not None and self.company.stranded
+
+    def idles_for(self, other: "Sequence") -> bool:
+        """Whether it has nothing to do until `other`, or one that waits, has gone on."""
+        return self.barred and (self.company is other.company or self.idle)
 
     def become(self, state: State) -> None:
         assert state in TRANSITIONS[self.state], f"{self.id}: {self.state} → {state}"
@@ -252,8 +283,9 @@ class Sequence:
 
     @property
     def decodes(self) -> bool:
-        """All tokens are known, and only the last of them is to be computed."""
-        return self.scheduled == self.length - 1 and self.length == len(self.tokens)
+        """All tokens are known, only the last of them is to be computed, and drafts may follow."""
+        known = self.scheduled == self.length - 1 and self.length == len(self.tokens)
+        return known and self.company is None
 
     def schedule(self, count: int, plan_id: int, drafts: int = 0) -> Span:
         """Put the next `count` positions into a plan; returns them. With `drafts`, or if it `runs`,
@@ -274,6 +306,13 @@ class Sequence:
             (tokens[start],) if count == 1 and start < len(tokens) else tuple(tokens[start:stop])
         )
         return new_span(Span, (self.row, start, stop, known, samples, drafts))
+
+    def replace(self, tokens: list[int], computed: int) -> None:
+        """Be another answer from here on, of which the KV of so many positions is there."""
+        self.tokens = tokens
+        self._begin()
+        self.computed = self.restored = computed
+        self.settle()
 
     def settle(self) -> None:
         """All tokens of a span are there: go on after them."""

@@ -1,9 +1,10 @@
 """Siblings: the sequences of one request, one a branch, which begin with the same tokens."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from octavo.core.request import Request
+from octavo.core.search import Search
 from octavo.core.sequence import Sequence, State
 
 
@@ -19,6 +20,7 @@ class Siblings:
     def __init__(self, request: Request, sequence_of: Callable[[Request, int], Sequence]) -> None:
         self._held = deque(sequence_of(own, n) for n, own in enumerate(request.split()))
         self._started: list[Sequence] = []
+        self.search = None if request.beams is None else Search(request, tuple(self._held))
 
     def __iter__(self) -> Iterator[Sequence]:
         """All that have not ended, in order."""
@@ -42,19 +44,23 @@ class Siblings:
 
     def next(self) -> Sequence | None:
         """Start the next one, if none that has started still waits or lacks the prompt."""
-        if not self._held or not all(map(_has_prompt, self._started)):
+        if not self._held or self._held[0].barred or not all(map(_has_prompt, self._started)):
             return None
         self._started.append(self._held.popleft())
         return self._started[-1]
 
-    def parent_of(self, sequence: Sequence) -> Sequence | None:
-        """The running one that has most of what `sequence` may share."""
-        running = [one for one in self._started if one.state is State.RUNNING]
-        return max(running, key=lambda one: min(one.computed, one.common), default=None)
+    def parent_of(self, sequence: Sequence, leaving: Collection[Sequence] = ()) -> Sequence | None:
+        """The running one that is not `leaving` and has most of what `sequence` may share."""
+        running = [
+            one for one in self._started if one.state is State.RUNNING and one not in leaving
+        ]
+        return max(running, key=lambda one: one.common_with(sequence), default=None)
 
     def remove(self, sequence: Sequence) -> None:
         (self._started if sequence in self._started else self._held).remove(sequence)
 
 
 def _has_prompt(sequence: Sequence) -> bool:
+    if sequence.barred:
+        return True
     return sequence.state is State.RUNNING and sequence.computed >= sequence.common

@@ -285,6 +285,7 @@ class Door:
             stop_token_ids=ends,
             priority=params.priority,
             branches=params.n,
+            beams=params.beams(),
             tenant=params.tenant,
             ttft_target_s=params.ttft_target_s,
             tpot_target_s=params.tpot_target_s,

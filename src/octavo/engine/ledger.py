@@ -124,8 +124,8 @@ class Ledger:
         """Keep a request; what to send."""
         held = self.holding
         for one in request.split():
-            name = branch_name(request.id, one.sampling.branch) if held else request.id
-            self._answers[name, one.sampling.branch] = Answer(request.id, one, now, held=held)
+            answer = Answer(request.id, one, now, held=held)
+            self._answers[_name(answer) if held else request.id, answer.branch] = answer
         return () if held else (Submit(request),)
 
     def token(self, event: Token, now: float) -> str | None:
@@ -201,7 +201,7 @@ class Ledger:
         """What to send to another engine: all answers, or the first suspect alone."""
         answers, self._answers = self._answers.values(), {}
         for answer in answers:
-            self._answers[branch_name(answer.owner, answer.branch), answer.branch] = answer
+            self._answers[_name(answer), answer.branch] = answer
             answer.held = True
         return self.release(now)
 
@@ -210,13 +210,14 @@ class Ledger:
         if self._suspect() is not None:
             return ()
         held = [(key, answer) for key, answer in self._answers.items() if answer.held]
-        suspects = [(key, answer) for key, answer in held if answer.suspected]
+        suspects = [answer for _, answer in held if answer.suspected]
         # Who has passed a trial goes on beside the next; if that dies there, it is the next first.
-        first = max(suspects, key=lambda one: one[1].blame, default=None)
+        first = max(suspects, key=lambda one: one.blame, default=None)
         commands: list[Command] = []
-        for key, answer in held if first is None else (first,):
-            answer.held, answer.began = False, len(answer.emitted)
-            commands += _again(key, answer, now)
+        for key, answer in held:
+            if first is None or _search_together(answer, first):
+                answer.held, answer.began = False, len(answer.emitted)
+                commands += _again(key, answer, now)
         return tuple(commands)
 
     def _suspect(self) -> Answer | None:
@@ -224,12 +225,30 @@ class Ledger:
         return next((a for a in self._answers.values() if a.suspected and not a.held), None)
 
 
+def _name(answer: Answer) -> str:
+    """What an engine calls an answer from its second submission on; those that are searched for
+    together stay one request."""
+    if answer.request.beams is not None:
+        return answer.owner
+    return branch_name(answer.owner, answer.branch)
+
+
+def _search_together(one: Answer, other: Answer) -> bool:
+    """Whether both are the same answer, or of the same search."""
+    return one is other or (one.owner == other.owner and one.request.beams is not None)
+
+
 def _again(key: Key, answer: Answer, now: float) -> tuple[Command, ...]:
-    timeout_s = answer.request.timeout_s
+    """What to send of one answer. The first one of a search, of which nothing is known before its
+    end, stands for all."""
+    timeout_s, beams = answer.request.timeout_s, answer.request.beams
+    if beams is not None and answer.branch:
+        return ()
     request = replace(
         answer.request,
         id=key[0],
         emitted=tuple(answer.emitted),
+        branches=1 if beams is None else beams.width,
         accepted=True,
         after=None,
         timeout_s=None if timeout_s is None else max(0.0, timeout_s - (now - answer.arrived_s)),

@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from octavo.core.request import Dry, Grammar, Penalty, Sampling
+from octavo.core.request import Beams, Dry, Grammar, Penalty, Sampling
 from octavo.errors import InvalidRequest
 from octavo.text.breakpoints import ttl_s_of
 from octavo.text.structured import Structured
@@ -25,6 +25,24 @@ MAX_TENANT_CHARACTERS = 256
 TARGET_S = (1e-3, 1e6)
 """The least and the most that a latency target may be, in seconds."""
 MAX_SALT_CHARACTERS = 1024
+
+
+LENGTH_PENALTY = (-10.0, 10.0)
+"""The least and the most that the length penalty of a beam search may be."""
+FOR_BEAMS = ("length_penalty", "early_stopping", "num_beam_groups", "diversity_penalty")
+FOR_DRAWS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "top_n_sigma",
+    "typical_p",
+    "xtc_probability",
+    "structured",
+    "stop",
+)
+NEUTRAL_FOR_BEAMS: Mapping[str, tuple[object, ...]] = {"temperature": (0.0,), "top_k": (-1,)}
+"""What of these asks for nothing, besides the default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +71,11 @@ class SamplingParams:
     but the least of those that have `xtc_threshold` are left out.
     Only `allowed_token_ids` are drawn, if they are given: an end token must be among them to end
     the answer. None of the `bad_words` appears in it, neither at its start nor after a space.
+
+    With `use_beam_search` the answers are the `n` best that a search of so many beams finds, see
+    `core.request.Beams`; nothing is drawn, so that `temperature` and the filters have no place in
+    it. `stop_token_ids` and the model's end tokens end an answer, `stop` strings cannot. Beams in
+    `num_beam_groups` differ the more, the greater the `diversity_penalty` is.
 
     With `structured` the answer is JSON of a schema, matches a regular expression, or follows a
     grammar; it ends where that allows nothing more, even before `min_tokens`. See `Structured`.
@@ -102,6 +125,11 @@ class SamplingParams:
     skip_special_tokens: bool = True
     priority: int = 0
     n: int = 1
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+    num_beam_groups: int = 1
+    diversity_penalty: float = 0.0
     tenant: str = ""
     ttft_target_s: float | None = None
     tpot_target_s: float | None = None
@@ -145,7 +173,8 @@ class SamplingParams:
                     f"min_tokens is {self.min_tokens}, more than max_tokens {self.max_tokens}",
                     param="min_tokens",
                 )
-        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+        switches = "ignore_eos", "include_stop_str_in_output", "skip_special_tokens"
+        for name in (*switches, "use_beam_search"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidRequest(
                     f"{name} must be true or false, not {getattr(self, name)!r}", param=name
@@ -163,6 +192,55 @@ class SamplingParams:
             )
         self._check_stops()
         self._check_cache()
+        self._check_beams()
+
+    def _check_beams(self) -> None:
+        _in_range("length_penalty", self.length_penalty, *LENGTH_PENALTY)
+        _integer("num_beam_groups", self.num_beam_groups, 1, MAX_ANSWERS)
+        _in_range("diversity_penalty", self.diversity_penalty, 0.0, 100.0)
+        early = self.early_stopping
+        if not isinstance(early, bool) and early != "never":
+            raise InvalidRequest(
+                f'early_stopping must be true, false or "never", not {early!r}',
+                param="early_stopping",
+            )
+        foreign = FOR_DRAWS if self.use_beam_search else FOR_BEAMS
+        for name in foreign:
+            neutral = _USUAL[name], *NEUTRAL_FOR_BEAMS.get(name, ())
+            if getattr(self, name) not in neutral:
+                why = "has no meaning with" if self.use_beam_search else "needs"
+                raise InvalidRequest(
+                    f"{name} is {getattr(self, name)!r}: it {why} use_beam_search; leave it out",
+                    param=name,
+                )
+        if self.n % self.num_beam_groups:
+            raise InvalidRequest(
+                f"num_beam_groups is {self.num_beam_groups}, which does not divide n, {self.n}",
+                param="num_beam_groups",
+            )
+        if (self.num_beam_groups > 1) != (self.diversity_penalty > 0):
+            raise InvalidRequest(
+                f"diversity_penalty is {self.diversity_penalty:g} and num_beam_groups"
+                f" {self.num_beam_groups}: several groups need a penalty, and it needs several",
+                param="diversity_penalty",
+            )
+
+    def without_draws(self) -> "SamplingParams":
+        """The same with nothing in it that has no meaning in a search, for defaults that its
+        caller did not ask for."""
+        return replace(self, **{name: _USUAL[name] for name in FOR_DRAWS})
+
+    def beams(self) -> Beams | None:
+        """What the core is to search for, if anything."""
+        if not self.use_beam_search:
+            return None
+        return Beams(
+            width=self.n,
+            length_penalty=float(self.length_penalty),
+            early_stopping="never" if self.early_stopping == "never" else bool(self.early_stopping),
+            groups=self.num_beam_groups,
+            diversity_penalty=float(self.diversity_penalty),
+        )
 
     def but(self, **changes: object) -> "SamplingParams":
         """The same with other values of these fields: itself if they are no others, since checking
@@ -323,6 +401,9 @@ class SamplingParams:
             window=None if self.dry_penalty_last_n < 0 else self.dry_penalty_last_n,
             breakers=breakers,
         )
+
+
+_USUAL: dict[str, Any] = {field.name: field.default for field in fields(SamplingParams)}
 
 
 def _listed(name: str, value: object, *, text: bool = True) -> tuple[Any, ...]:

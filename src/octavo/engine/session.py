@@ -171,6 +171,11 @@ class Session:
             raise InvalidRequest(
                 f"n is {params.n}: a session goes on from one answer; fork it instead", param="n"
             )
+        if params.use_beam_search:
+            raise InvalidRequest(
+                "use_beam_search: a session goes on from one answer that is drawn; leave it out",
+                param="use_beam_search",
+            )
         if params.prompt_logprobs is not None:
             raise InvalidRequest(
                 "prompt_logprobs needs the whole prompt computed, which a session spares;"

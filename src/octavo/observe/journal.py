@@ -39,6 +39,7 @@ from octavo.core.events import CancelReason, Decision, Event, Finished, PromptSc
 from octavo.core.plan import (
     Bind,
     BlockCopy,
+    Candidate,
     Drawn,
     Move,
     Returned,
@@ -210,6 +211,8 @@ class _Commit(msgspec.Struct, frozen=True, tag="commit", tag_field="call", omit_
     """The rows whose answers have come to the end of their grammar."""
     rounds: tuple[tuple[int, float], ...] = ()
     """Rounds of guesses: positions and seconds."""
+    candidates: tuple[tuple[int, tuple[tuple[int, float], ...]], ...] = ()
+    """Of beams: the row, and what each may go on with, with its score."""
 
 
 class _SetLimits(msgspec.Struct, frozen=True, tag="set_limits", tag_field="call"):
@@ -243,10 +246,23 @@ def encode(call: Call, answer: Answer) -> bytes:
             ended = tuple(
                 one.row for one in result.outcomes if isinstance(one, Sampled) and one.ended
             )
+            candidates = tuple(
+                (one.row, tuple((each.token, each.score) for each in one.candidates))
+                for one in result.outcomes
+                if isinstance(one, Sampled) and one.candidates
+            )
             said = _said(answer)
             return _encoder.encode(
                 _Commit(
-                    now, result.plan_id, outcomes, said, result.moved, drafted, ended, result.rounds
+                    now,
+                    result.plan_id,
+                    outcomes,
+                    said,
+                    result.moved,
+                    drafted,
+                    ended,
+                    result.rounds,
+                    candidates,
                 )
             )
         case Submit(now, request):
@@ -278,10 +294,24 @@ def _plan(plan: StepPlan) -> _Plan:
 
 
 def _sampled(
-    row: int, token: int, ended: bool, drafted: int = 0, kept: int = 0, more: Iterable[int] = ()
+    row: int,
+    token: int,
+    ended: bool,
+    candidates: Iterable[tuple[int, float]],
+    drafted: int = 0,
+    kept: int = 0,
+    more: Iterable[int] = (),
 ) -> Sampled:
-    following = tuple(Drawn(each, 0.0) for each in more)
-    return Sampled(row, token, 0.0, more=following, kept=kept, drafted=drafted, ended=ended)
+    return Sampled(
+        row,
+        token,
+        0.0,
+        more=tuple(Drawn(each, 0.0) for each in more),
+        kept=kept,
+        drafted=drafted,
+        ended=ended,
+        candidates=tuple(Candidate(each, score, 0.0) for each, score in candidates),
+    )
 
 
 def _said(answer: Answer) -> tuple[tuple[str, Any], ...]:
@@ -374,14 +404,16 @@ class _Reader:
             case _PlanCall(now, plan):
                 answer = None if plan is None else self._plan(number, plan)
                 return Entry(number, Plan(now), answer)
-            case _Commit(now, plan_id, outcomes, said, moved, drafted, ended, rounds):
-                drafts = {row: rest for row, *rest in drafted}
+            case _Commit(now, plan_id, outcomes, said, moved, drafted, ended, rounds, candidates):
+                drafts, offers = {row: rest for row, *rest in drafted}, dict(candidates)
                 result = StepResult(
                     plan_id,
                     tuple(
                         RowFailed(row, value)
                         if isinstance(value, str)
-                        else _sampled(row, value, row in ended, *drafts.get(row, ()))
+                        else _sampled(
+                            row, value, row in ended, offers.get(row, ()), *drafts.get(row, ())
+                        )
                         for row, value in outcomes
                     ),
                     moved,

@@ -103,7 +103,9 @@ class ModelRunner:
 
     def _bind(self, bind: Bind) -> None:
         self._requests[bind.row] = bind.request
-        self._guesser.bind(bind.row, bind.request, (*bind.request.prompt, *bind.answered))
+        drafts = bind.request.beams is None
+        past = (*bind.request.prompt, *bind.answered) if drafts else ()
+        self._guesser.bind(bind.row, bind.request, past)
         if bind.request.prompt_logprobs is None:
             self._scored.discard(bind.row)
         else:
@@ -167,7 +169,7 @@ class ModelRunner:
     def _advance(self, chain: Chain, drawn: list[Sampled | RowFailed]) -> bool:
         """Take in the newest token of a chain with edits; whether the next row is to be drawn."""
         newest, edits = drawn[-1], self._edits[chain.row]
-        if not isinstance(newest, Sampled):
+        if not isinstance(newest, Sampled) or newest.candidates:
             return False
         if edits.forced:  # it was sure, whoever asked the model
             drawn[-1] = newest._replace(logprob=0.0)
@@ -188,7 +190,9 @@ class ModelRunner:
         return outcome._replace(more=tuple(more), ended=edits.complete)
 
     def _keep(self, outcome: Sampled) -> None:
-        """The tokens of a row are there."""
+        """The tokens of a row are there; those of a beam come with the next plan."""
+        if outcome.candidates:
+            return
         tokens = (outcome.token, *(drawn.token for drawn in outcome.more))
         self._last[outcome.row] = tokens[-1]
         self._guesser.append(outcome.row, tokens)

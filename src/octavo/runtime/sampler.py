@@ -6,17 +6,19 @@ Order  the edits of the request → end ids masked below `min_tokens` → temper
        position alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from octavo.core.events import Likeliest
-from octavo.core.plan import RowFailed, Sampled
+from octavo.core.plan import Candidate, RowFailed, Sampled
 from octavo.core.request import Request, Sampling
 from octavo.ops.api import F32, F64, Draws, Ops
-from octavo.runtime.edits import Edits, write
+from octavo.runtime.edits import Edits, Originals, write
 from octavo.runtime.scores import likeliest
 
 _PHILOX_ROUNDS = 10
@@ -43,6 +45,26 @@ class Draw:
             return False
         answered = self.position - len(self.request.prompt)
         return answered < self.request.min_tokens and bool(self.request.stop_token_ids)
+
+
+class Scale(NamedTuple):
+    """How the `logits` of one row become log-probabilities: the `highest` had `greatest`. Some
+    were written to; `originals` has what these were."""
+
+    logits: F32
+    row: int
+    highest: float
+    greatest: float
+    originals: Originals
+
+    def of(self, logit: float) -> float:
+        """What a logit is as a log-probability."""
+        return logit - self.highest + self.greatest
+
+    def logprob(self, token: int) -> float:
+        """The log-probability of `token` before anything was written."""
+        logit = self.originals.get(self.row, token)
+        return self.of(float(self.logits[token]) if logit is None else logit)
 
 
 def uniform(
@@ -106,11 +128,17 @@ class Sampler:
             for index, one in edits.items():
                 one.check(draws[index].position)
             originals = write(self._ops, logits, edits)
-            tokens = self._take(logits, others, draws)
-            for index, high, token in zip(others, highest, tokens, strict=True):
-                logit = originals.get(index, token) if index in edits else None
-                below = (float(logits[index, token]) if logit is None else logit) - high
-                outcomes[index] = _outcome(draws[index], token, below + float(logprob[index]))
+            scales = {
+                index: Scale(logits[index], index, high, float(logprob[index]), originals)
+                for index, high in zip(others, highest, strict=True)
+            }
+            self._mask_ends(logits, others, draws)
+            beams = [index for index in others if draws[index].request.beams is not None]
+            drawn = [index for index in others if draws[index].request.beams is None]
+            for index, found in self._candidates(logits, beams, draws, scales).items():
+                outcomes[index] = _offered(draws[index], found)
+            for index, token in zip(drawn, self._take(logits, drawn, draws), strict=True):
+                outcomes[index] = _outcome(draws[index], token, scales[index].logprob(token))
         for index, top in tops.items():
             outcome = outcomes[index]
             if isinstance(outcome, Sampled):
@@ -125,11 +153,40 @@ class Sampler:
         greatest = self._logprob[list(rows)].tolist()
         return dict(zip(rows, likeliest(self._ops, logits, rows, counts, greatest), strict=True))
 
-    def _take(self, logits: F32, rows: Sequence[int], draws: Sequence[Draw]) -> list[int]:
-        """The tokens taken from these rows, -1 where none may be; masked logits are gone then."""
+    @staticmethod
+    def _mask_ends(logits: F32, rows: Sequence[int], draws: Sequence[Draw]) -> None:
+        """Let no answer end that is not long enough."""
         for row in rows:
             if draws[row].masks:
                 logits[row, list(draws[row].request.stop_token_ids)] = -np.inf
+
+    def _candidates(
+        self,
+        logits: F32,
+        rows: Sequence[int],
+        draws: Sequence[Draw],
+        scales: Mapping[int, "Scale"],
+    ) -> dict[int, tuple[Candidate, ...]]:
+        """What the beams in these rows may go on with, as many as can matter."""
+        if not rows:
+            return {}
+        counts = [_offers(draws[row].request, logits.shape[1]) for row in rows]
+        shape = len(rows), max(counts)
+        ids, values = np.empty(shape, np.int32), np.empty(shape, np.float32)
+        self._ops.likeliest(logits, np.array(rows, np.int32), ids, values)
+        return {
+            row: tuple(
+                Candidate(token, scales[row].of(value), scales[row].logprob(token))
+                for token, value in zip(tokens[:count], found[:count], strict=True)
+                if value > -inf
+            )
+            for row, count, tokens, found in zip(
+                rows, counts, ids.tolist(), values.tolist(), strict=True
+            )
+        }
+
+    def _take(self, logits: F32, rows: Sequence[int], draws: Sequence[Draw]) -> list[int]:
+        """The tokens taken from these rows, -1 where none may be."""
         drawn = [row for row in rows if not draws[row].request.sampling.greedy]
         best = [row for row in rows if draws[row].request.sampling.greedy]
         tokens: dict[int, int] = {}
@@ -181,7 +238,7 @@ def _xtc_thresholds(asked: Sequence[Sampling], positions: Sequence[int]) -> F64:
 
 def _draws(draw: Draw, best: int) -> bool:
     """Whether its token may be another than the likeliest."""
-    if draw.masks or not draw.request.sampling.greedy:
+    if draw.masks or draw.request.beams is not None or not draw.request.sampling.greedy:
         return True
     return draw.edits is not None and not draw.edits.keep(best)
 
@@ -192,6 +249,18 @@ def _best(draw: Draw, best: np.int32, logprob: np.float32) -> Sampled | RowFaile
     if draw.edits is not None and draw.edits.error:
         return RowFailed(draw.row, draw.edits.error)
     return Sampled(draw.row, int(best), float(logprob))
+
+
+def _offers(request: Request, vocabulary: int) -> int:
+    """How many candidates a beam has."""
+    assert request.beams is not None, f"{request.id} asks for no search"
+    return min(request.beams.candidates(len(request.stop_token_ids)), vocabulary)
+
+
+def _offered(draw: Draw, found: tuple[Candidate, ...]) -> Sampled | RowFailed:
+    if not found:
+        return _outcome(draw, -1, 0.0)
+    return Sampled(draw.row, found[0].token, found[0].logprob, candidates=found)
 
 
 def _outcome(draw: Draw, token: int, logprob: float) -> Sampled | RowFailed:

@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 
 from octavo.engine.door import Ticket
-from octavo.engine.params import SamplingParams
+from octavo.engine.params import FOR_BEAMS, SamplingParams
 from octavo.errors import InvalidRequest, PayloadTooLarge, RequestError
 from octavo.serve.structured import structured_of
 
@@ -25,7 +25,6 @@ Neutral = Mapping[str, tuple[object, ...]]
 NEUTRAL_EVERYWHERE: Neutral = {
     "ec_transfer_params": (),
     "kv_transfer_params": (),
-    "length_penalty": (1,),
     "logits_processors": (),
     "logprob_token_ids": ([],),
     "metadata": ({},),
@@ -41,7 +40,6 @@ NEUTRAL_EVERYWHERE: Neutral = {
     "thinking_token_budget": (-1,),
     "truncate_prompt_tokens": (),
     "truncation_side": (),
-    "use_beam_search": (False,),
     "vllm_xargs": (),
     "watermarking": (False,),
 }
@@ -108,6 +106,11 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     skip_special_tokens: bool | UnsetType = UNSET
     priority: int | UnsetType = UNSET
     n: int | UnsetType = UNSET
+    use_beam_search: bool | UnsetType = UNSET
+    length_penalty: float | UnsetType = UNSET
+    early_stopping: bool | str | UnsetType = UNSET
+    num_beam_groups: int | UnsetType = UNSET
+    diversity_penalty: float | UnsetType = UNSET
     tenant: str | UnsetType = UNSET
     ttft_target_s: float | UnsetType = UNSET
     tpot_target_s: float | UnsetType = UNSET
@@ -121,8 +124,16 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 Names = Mapping[str, str]
 """What an API calls the fields of `SamplingFields`: its own names to ours."""
 
-OWN_NAMES: Names = {name: name for name in SamplingFields.__struct_fields__}
-OPENAI_NAMES: Names = {**OWN_NAMES, "max_completion_tokens": "max_tokens"}
+SEVERAL_ANSWERS = ("use_beam_search", *FOR_BEAMS)
+"""What only an API that gives several answers has."""
+OWN_NAMES: Names = {
+    name: name for name in SamplingFields.__struct_fields__ if name not in SEVERAL_ANSWERS
+}
+OPENAI_NAMES: Names = {
+    **OWN_NAMES,
+    **{name: name for name in SEVERAL_ANSWERS},
+    "max_completion_tokens": "max_tokens",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -357,6 +368,8 @@ def _params(fields: SamplingFields, defaults: SamplingParams) -> SamplingParams:
     _merge_cache_prompt(given)
     if (structured := structured_of(given)) is not None:
         given["structured"] = structured
+    if given.get("use_beam_search"):
+        defaults = defaults.without_draws()
     return replace(defaults, **given)
 
 

@@ -17,7 +17,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from octavo.core.events import Score
-from octavo.core.plan import Bind, Drawn, RowFailed, RowScores, Sampled, Span, StepPlan, StepResult
+from octavo.core.plan import (
+    Bind,
+    Candidate,
+    Drawn,
+    RowFailed,
+    RowScores,
+    Sampled,
+    Span,
+    StepPlan,
+    StepResult,
+)
 from octavo.core.request import Request, Sampling
 from octavo.core.windows import Windows
 
@@ -36,6 +46,21 @@ def draw(before: bytes, vocabulary: int, sampling: Sampling) -> int:
     branch = 0 if sampling.greedy else sampling.branch
     chosen = digest(before, branch) if branch else before
     return int.from_bytes(chosen, "little") % vocabulary
+
+
+def offered(
+    request: Request, before: bytes, length: int, vocabulary: int, most: int | None
+) -> tuple[Candidate, ...]:
+    """What a beam of `length` tokens, for which `before` stands, may go on with, at `most` so many,
+    the best first: each is less likely than the one before, by how much depends on them too."""
+    answered = length - len(request.prompt)
+    masked = request.stop_token_ids if answered < request.min_tokens else frozenset()
+    found, score, told = [], 0.0, before
+    for token in range(vocabulary):
+        told = digest(told, token)
+        score -= (1 + told[0]) / 256
+        found.append(Candidate((before[0] + token) % vocabulary, score, score))
+    return tuple([one for one in found if one.token not in masked][:most])
 
 
 def forced_after(told: bytes) -> int:
@@ -143,10 +168,12 @@ class OracleRunner:
     def _bound(self, bind: Bind) -> _Row:
         request, length = bind.request, len(bind.request.prompt) + len(bind.answered)
         row = _Row(request, length=length)
-        self._know(row, length)
         told = ROOT
         for token in (*request.prompt, *bind.answered):
             told = digest(told, token)
+            if request.beams is not None:  # the plan says what it has answered
+                row.digests.append(told)
+        self._know(row, length)
         if row.digests[-1] != told:
             raise WrongContent(f"{request.id}: it never answered {bind.answered}")
         return row
@@ -166,6 +193,8 @@ class OracleRunner:
                 self._cells[block][position % self._size] = (row.request.salt, group, last)
         if span.samples and row.request.sampling.looks_back and row.length != span.stop:
             raise WrongContent(f"{row.request.id}: {row.length} tokens to look back at")
+        if row.request.beams is not None:
+            return self._offer(row, span, tokens, last)
         drawn = self._draw(row, span, last) if span.samples else []
         kept = len(drawn) - 1
         ended = self._force(row, drawn)
@@ -179,6 +208,24 @@ class OracleRunner:
         return Sampled(
             span.row, drawn[0], 0.0, more=more, kept=kept, drafted=span.drafts, ended=ended
         )
+
+    def _offer(
+        self, row: _Row, span: Span, tokens: tuple[int, ...], last: bytes
+    ) -> Sampled | RowFailed | None:
+        """What a beam may go on with, once it knows its newest token."""
+        for token in tokens[len(row.digests) - span.start :]:
+            row.digests.append(digest(row.digests[-1], token))
+        if row.request.sampling.looks_back and span.samples and row.length != span.stop:
+            raise WrongContent(f"{row.request.id}: {row.length} tokens to look back at")
+        if row.digests[span.stop - 1] != last:
+            raise WrongContent(f"{row.request.id}: it is no beam that goes on with {tokens}")
+        if span.stop > self.failing.get(row.request.id, span.stop):
+            return RowFailed(span.row, "the oracle was told to fail this row")
+        if not span.samples or row.request.beams is None:
+            return None
+        most = row.request.beams.candidates(len(row.request.stop_token_ids))
+        found = offered(row.request, last, span.stop, self.vocabulary, most)
+        return Sampled(span.row, found[0].token, found[0].logprob, candidates=found)
 
     def _draw(self, row: _Row, span: Span, last: bytes) -> list[int]:
         """The tokens that follow `last`: with drafts up to the first that was guessed wrong. Each

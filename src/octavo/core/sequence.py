@@ -169,6 +169,10 @@ class Sequence:
         self.scored = self.prompt_length if request.emitted else 1
         """Up to which token its prompt was scored, if that is asked: before a restart all were."""
         self.last_served = -1
+        self._start_counting(now)
+
+    def _start_counting(self, now: float) -> None:
+        """What its receipt will tell."""
         self._reached = 0
         """How many positions it had computed before it was preempted, at most."""
         self.cached_tokens = 0

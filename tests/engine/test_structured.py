@@ -267,6 +267,17 @@ def test_an_own_stop_token_ends_an_answer_in_the_middle() -> None:
     assert (told.text, told.reason, told.stop_id) == ('{"name"', "stop", colon)
 
 
+def test_before_min_tokens_an_own_stop_token_is_text_where_nothing_else_may_be() -> None:
+    noisy = Noisy()
+    (colon,) = TOKENIZER.encode(":", parse_special=False, add_special=False)
+    for drawn in ({"temperature": 0}, {}):
+        asked = noisy.ask("a", structured=TIGHT, stop_token_ids=[colon], min_tokens=9, **drawn)
+        told = noisy.answers(asked)["a"]
+        assert told.reason == "stop", told.message
+        assert told.tokens.index(colon) < 9
+        assert told.text.count(":") > 1 or len(told.tokens) > 9
+
+
 @pytest.mark.parametrize("include", [False, True])
 def test_a_stop_string_ends_an_answer_in_the_middle(include: bool) -> None:
     """Also in the middle of a run: the rest of it is not told."""

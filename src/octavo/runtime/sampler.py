@@ -155,10 +155,18 @@ class Sampler:
 
     @staticmethod
     def _mask_ends(logits: F32, rows: Sequence[int], draws: Sequence[Draw]) -> None:
-        """Let no answer end that is not long enough."""
+        """Let no answer end that is not long enough; where its grammar allows nothing but tokens
+        that end answers, one of them is text like any other."""
         for row in rows:
-            if draws[row].masks:
-                logits[row, list(draws[row].request.stop_token_ids)] = -np.inf
+            draw = draws[row]
+            if not draw.masks:
+                continue
+            ends = list(draw.request.stop_token_ids)
+            before = logits[row, ends]
+            logits[row, ends] = -np.inf
+            bound = draw.edits is not None and draw.edits.mask is not None
+            if bound and not np.isfinite(logits[row]).any():
+                logits[row, ends] = before
 
     def _candidates(
         self,

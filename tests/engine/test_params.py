@@ -44,6 +44,11 @@ ALLOWED: dict[str, tuple[Any, ...]] = {
     "skip_special_tokens": (True, False),
     "priority": (-(2**31), 0, 2**31 - 1),
     "n": (1, 2, 128),
+    "use_beam_search": (True, False),
+    "length_penalty": (1, 1.0),  # others with beams only
+    "early_stopping": (False,),
+    "num_beam_groups": (1,),
+    "diversity_penalty": (0, 0.0),
     "tenant": ("", "team a", "x" * 256),
     "ttft_target_s": (None, 0.001, 2, 1e6),
     "tpot_target_s": (None, 0.001, 0.1, 1e6),
@@ -97,6 +102,11 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "prompt_logprobs": (-2, 2**31, 1.5, "1", True),
     "max_tokens": (0, -1, 1.5, "1", True),
     "n": (0, -1, 129, 1.5, "2", None, True),
+    "use_beam_search": (1, "yes", None),
+    "length_penalty": (-10.1, 10.1, NAN, INFINITY, "1", None, True, 0.5),
+    "early_stopping": ("always", 1, None, True, "never"),
+    "num_beam_groups": (0, 129, 1.5, "1", None, True, 2),
+    "diversity_penalty": (-0.1, 101, NAN, "1", None, 0.5),
     "tenant": ("x" * 257, 5, None, ("a",)),
     "ttft_target_s": (0, -1, 1e7, NAN, INFINITY, "2s", True),
     "tpot_target_s": (0, -1, 1e7, NAN, INFINITY, "100ms", True),
@@ -130,6 +140,29 @@ def test_values_out_of_range_are_refused_by_name(field: str) -> None:
         with pytest.raises(InvalidRequest, match=field.rstrip("s")) as caught:
             SamplingParams(**{field: value})
         assert caught.value.param == field
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"length_penalty": -10},
+        {"length_penalty": 10},
+        {"early_stopping": True},
+        {"early_stopping": "never"},
+        {"num_beam_groups": 2, "diversity_penalty": 100},
+        {"num_beam_groups": 4, "diversity_penalty": 0.1},
+    ],
+)
+def test_a_search_takes_what_is_said_of_it(given: dict[str, Any]) -> None:
+    beams = SamplingParams(use_beam_search=True, n=4, **given).beams()
+    assert beams is not None
+    found = {
+        "length_penalty": beams.length_penalty,
+        "early_stopping": beams.early_stopping,
+        "num_beam_groups": beams.groups,
+        "diversity_penalty": beams.diversity_penalty,
+    }
+    assert (beams.width, found | given) == (4, found)
 
 
 def test_min_tokens_may_not_exceed_max_tokens() -> None:

@@ -193,7 +193,7 @@ def test_a_warm_cache_has_the_kv_of_the_draft_model_too(
     assert {name.replace("again ", ""): said for name, said in warm.items()} == plain
     assert engine.status().prefix_tokens_hit > 0
     assert counted.positions - cold < cold
-    assert engine.status().tokens_accepted - accepted > accepted // 2
+    assert engine.status().tokens_accepted > accepted > 0
 
 
 @pytest.mark.usefixtures("eager")

@@ -113,7 +113,6 @@ def test_no_prompt_no_answer_and_no_key(form: str, demo_model_path: Path) -> Non
         "KV cache allocated",
         "tokenizer loaded",
         "engine ready",
-        "listening",
     ):
         assert re.search(rf"start-up: {phase}, \d+\.\d\d s", log), phase
     assert len(answer) > 20

@@ -42,33 +42,29 @@ def of_response_format(value: Json) -> Structured | None:
     """OpenAI's `response_format` of completions. A schema is kept to, `strict` or not."""
     called = "response_format"
     match value.get("type"):
-        case "text":
-            _check_known(value, ("type",), called)
-            return None
-        case "json_object":
-            _check_known(value, ("type",), called)
-            return Structured(json_object=True, called=called)
         case "json_schema":
             _check_known(value, ("type", "json_schema"), called)
             return _of_schema(value.get("json_schema"), f"{called}.json_schema")
         case "structural_tag":
             return Structured(structural_tag=value, called=called)
-    raise _wrong_type(value, called, "text, json_object, json_schema or structural_tag")
+    return _of_bare_type(value, called, "text, json_object, json_schema or structural_tag")
 
 
 def of_text_format(value: Json) -> Structured | None:
     """`text.format` of OpenAI's responses, which has the schema in itself."""
     called = "text.format"
-    match value.get("type"):
-        case "text":
-            _check_known(value, ("type",), called)
-            return None
-        case "json_object":
-            _check_known(value, ("type",), called)
-            return Structured(json_object=True, called=called)
-        case "json_schema":
-            return _of_schema({k: v for k, v in value.items() if k != "type"}, called)
-    raise _wrong_type(value, called, "text, json_object or json_schema")
+    if value.get("type") == "json_schema":
+        return _of_schema({k: v for k, v in value.items() if k != "type"}, called)
+    return _of_bare_type(value, called, "text, json_object or json_schema")
+
+
+def _of_bare_type(value: Json, called: str, known: str) -> Structured | None:
+    """A format that says its type and nothing else."""
+    kind = value.get("type")
+    if kind not in ("text", "json_object"):
+        raise _wrong_type(value, called, known)
+    _check_known(value, ("type",), called)
+    return Structured(json_object=True, called=called) if kind == "json_object" else None
 
 
 def of_output_format(value: Json, called: str) -> Structured:
